@@ -9,22 +9,20 @@ import typer
 
 from carpool.errors import ConfigError
 from carpool.kafka.acls import ROLES, acls_of, kafka_acls_lines
+from carpool.kafka.admin import allow
 from carpool.terminal import print_plain
 from cli.console import print_json
 from cli.options import Beside, JsonOption, spread
 
-RoleArgument = Annotated[
-    str, typer.Argument(metavar="ROLE", help=f"One of {', '.join(ROLES)}; default: all.")
-]
-PrincipalOption = Annotated[
-    str, typer.Option("--principal", help="The Kafka user; default: User: and the role.")
-]
-
 
 @spread
 def acls(
-    role: RoleArgument = "",
-    principal: PrincipalOption = "",
+    role: Annotated[
+        str, typer.Argument(metavar="ROLE", help=f"One of {', '.join(ROLES)}; default: all.")
+    ] = "",
+    principal: Annotated[
+        str, typer.Option(help="The Kafka user; default: User: and the role.")
+    ] = "",
     apply: Annotated[
         bool, typer.Option("--apply", help="Give the rights instead of printing commands.")
     ] = False,
@@ -52,8 +50,6 @@ def acls(
         print_json({name: [asdict(acl) for acl in each] for name, each in found.items()})
         return
     if apply:
-        from carpool.kafka.admin import allow
-
         rights = [(principal or f"User:{name}", acl) for name in found for acl in found[name]]
         allow(kafka, rights)
         print_plain(f"given: {', '.join(dict.fromkeys(user for user, _ in rights))}")

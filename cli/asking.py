@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -40,38 +42,58 @@ from schemas.topics import QUERY_TOPICS
 PUBLISHED_AT_ONCE = 100
 """Questions whose ids are printed together, once the brokers have them."""
 ASKED_IN_THE_SAME_WAY = ("top_k", "nprobe", "workflow")
-TopKOption = typer.Option(None, "--top-k", min=1, max=100, help="Passages to find.")
-NprobeOption = typer.Option(None, "--nprobe", min=1, help="Clusters to search.")
-PriorityOption = typer.Option(0, "--priority", min=-1_000, max=1_000, help="Lower is sooner.")
-WorkflowOption = typer.Option(
-    None,
-    "--workflow",
-    metavar="NAME|FILE.json",
-    help="A program of `carpool workflows`, or a graph: several searches and generations.",
+ONCE = (
+    "Publish no question that its topic has already (for 7 days) with the same --top-k, --nprobe "
+    "and --workflow, but print the id that it has. Equal lines are one question. Needs the right "
+    "to read rag.queries.v1 and rag.queries.batch.v1."
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions:
+    """How a question is searched and answered."""
+
+    top_k: Annotated[int | None, typer.Option(min=1, max=100, help="Passages to find.")] = None
+    nprobe: Annotated[int | None, typer.Option(min=1, help="Clusters to search.")] = None
+    priority: Annotated[int, typer.Option(min=-1_000, max=1_000, help="Lower is sooner.")] = 0
+    workflow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.json",
+            help="A program of `carpool workflows`, or a graph: several searches and generations.",
+        ),
+    ] = None
+
+    def arguments(self) -> QuestionArgs:
+        """Returns them as the client takes them. Raises `ConfigError` for a graph that is none."""
+        return {
+            "top_k": self.top_k,
+            "nprobe": self.nprobe,
+            "priority": self.priority,
+            "workflow": workflow_of(self.workflow),
+        }
 
 
 @spread
 def ask(
-    question: str = typer.Argument(help="The question, in quotes."),
-    top_k: int | None = TopKOption,
-    nprobe: int | None = NprobeOption,
-    max_tokens: int | None = typer.Option(
-        None, "--max-tokens", min=1, help="Most tokens of the answer."
-    ),
-    priority: int = PriorityOption,
-    extractive: bool = typer.Option(
-        False,
-        "--extractive",
-        help="Answer with a sentence of a passage, without the language model.",
-    ),
-    workflow: str | None = WorkflowOption,
-    timeout: float | None = typer.Option(
-        None,
-        "--timeout",
-        metavar="SECONDS",
-        help="How long to wait; also the deadline. Default: client.answer_timeout_ms.",
-    ),
+    question: Annotated[str, typer.Argument(help="The question, in quotes.")],
+    options: QuestionOptions,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of the answer.")
+    ] = None,
+    extractive: Annotated[
+        bool,
+        typer.Option(
+            "--extractive", help="Answer with a sentence of a passage, without the language model."
+        ),
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long to wait; also the deadline. Default: client.answer_timeout_ms.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     *,
     beside: Beside,
@@ -90,107 +112,91 @@ def ask(
       carpool ask "Who wrote Moby-Dick?" --bootstrap kafka:9092
       carpool ask --workflow multistep "Is the author of Moby-Dick older than that of Emma?"
     """
-    settings = beside.settings()
-    arguments: QuestionArgs = {
-        "top_k": top_k,
-        "nprobe": nprobe,
-        "priority": priority,
-        "generation": Generation(max_tokens=max_tokens, extractive=extractive)
-        if max_tokens is not None or extractive
-        else None,
-        "workflow": workflow_of(workflow),
-    }
-    console = output()
-    streams = console.is_terminal and not as_json
-    if as_json or not (streams or workflow):
-        answer = asyncio.run(_ask(settings, question, timeout, arguments))
-    else:
-        shown_on = console if streams else None
-        answer = asyncio.run(_ask_and_show(settings, question, timeout, arguments, shown_on))
-    if as_json:
-        print_json(answer)
-    else:
-        is_shown = streams and answer.status in ANSWERED
-        shown = evidence_lines(answer) if is_shown else [answer_text(answer)]
-        for part in (*shown, timing_line(answer)):
-            console.print(part, soft_wrap=True)
-    if answer.status not in ANSWERED:
+    arguments = options.arguments()
+    if max_tokens is not None or extractive:
+        arguments["generation"] = Generation(max_tokens=max_tokens, extractive=extractive)
+    asked = _ask(beside.settings(), question, timeout, arguments, as_json=as_json)
+    if asyncio.run(asked).status not in ANSWERED:
         raise typer.Exit(FAILED)
 
 
 async def _ask(
-    settings: ClientSide, question: str, timeout_s: float | None, arguments: QuestionArgs
-) -> Answer:
-    """Returns the terminal answer."""
-    async with Client(kafka=settings.kafka, settings=settings.client) as client:
-        return await client.ask(question, timeout_s=timeout_s, **arguments)
-
-
-async def _ask_and_show(
     settings: ClientSide,
     question: str,
     timeout_s: float | None,
     arguments: QuestionArgs,
-    console: Console | None,
+    *,
+    as_json: bool,
 ) -> Answer:
-    """Returns the terminal answer. Its steps are printed when they have finished.
+    """Prints the answer and returns it.
 
-    With a console, its text is printed while it arrives.
+    On a terminal its text is printed while it arrives. Its steps are printed when they have
+    finished.
     """
+    console = output()
+    streams = console.is_terminal and not as_json
     async with Client(kafka=settings.kafka, settings=settings.client) as client:
-        shown, generation_id, steps = "", None, set[int]()
-        async with aclosing(
-            client.ask_stream(question, timeout_s=timeout_s, **arguments)
-        ) as events:
-            async for event in events:
-                if isinstance(event, PartialAnswer) and event.step is not None:
-                    steps.add(event.seq)
-                    people().print(step_line(event.step))
-                elif isinstance(event, PartialAnswer) and console is not None:
-                    if generation_id not in (None, event.generation_id):
-                        console.print("\n(begun again)", style="dim")
-                        shown = ""
-                    generation_id = event.generation_id
-                    shown += event.text
-                    console.print(Text(event.text), end="", soft_wrap=True)
-                elif isinstance(event, Answer):
-                    if console is not None:
-                        console.print(text_after(shown, event), soft_wrap=True)
-                    for seq, step in enumerate(event.steps):
-                        if seq not in steps:  # it was not told: such pieces may be lost
-                            people().print(step_line(step))
-                    return event
+        if streams or (arguments.get("workflow") and not as_json):
+            stream = client.ask_stream(question, timeout_s=timeout_s, **arguments)
+            async with aclosing(stream) as events:
+                answer = await _shown(events, console if streams else None)
+        else:
+            answer = await client.ask(question, timeout_s=timeout_s, **arguments)
+    if as_json:
+        print_json(answer)
+        return answer
+    is_shown = streams and answer.status in ANSWERED
+    shown = evidence_lines(answer) if is_shown else [answer_text(answer)]
+    for part in (*shown, timing_line(answer)):
+        console.print(part, soft_wrap=True)
+    return answer
+
+
+async def _shown(events: AsyncIterator[PartialAnswer | Answer], console: Console | None) -> Answer:
+    """Returns the terminal answer. Prints its steps, and its text where there is a console."""
+    shown, generation_id, steps = "", None, set[int]()
+    async for event in events:
+        if isinstance(event, PartialAnswer) and event.step is not None:
+            steps.add(event.seq)
+            people().print(step_line(event.step))
+        elif isinstance(event, PartialAnswer) and console is not None:
+            if generation_id not in (None, event.generation_id):
+                console.print("\n(begun again)", style="dim")
+                shown = ""
+            generation_id = event.generation_id
+            shown += event.text
+            console.print(Text(event.text), end="", soft_wrap=True)
+        elif isinstance(event, Answer):
+            if console is not None:
+                console.print(text_after(shown, event), soft_wrap=True)
+            for seq, step in enumerate(event.steps):
+                if seq not in steps:  # it was not told: such pieces may be lost
+                    people().print(step_line(step))
+            return event
     raise AssertionError("a stream of events ends with an answer or an error")
 
 
 @spread
 def publish(
-    question: str = typer.Argument(
-        help="The question, in quotes; - reads one a line from standard input."
-    ),
-    query_id: str | None = typer.Option(None, "--id", help="Its id. Default: a new UUID."),
-    top_k: int | None = TopKOption,
-    nprobe: int | None = NprobeOption,
-    priority: int = PriorityOption,
-    batch: bool = typer.Option(
-        False,
-        "--batch",
-        help="Class batch: interactive questions go first; --priority is not used.",
-    ),
-    workflow: str | None = WorkflowOption,
-    deadline: float | None = typer.Option(
-        None,
-        "--deadline",
-        metavar="SECONDS",
-        help="Seconds after which the answer is no longer useful.",
-    ),
-    once: bool = typer.Option(
-        False,
-        "--once",
-        help="Publish no question that its topic has already (for 7 days) with the same --top-k, "
-        "--nprobe and --workflow, but print the id that it has. Equal lines are one question. "
-        "Needs the right to read rag.queries.v1 and rag.queries.batch.v1.",
-    ),
+    question: Annotated[
+        str, typer.Argument(help="The question, in quotes; - reads one a line from standard input.")
+    ],
+    options: QuestionOptions,
+    query_id: Annotated[
+        str | None, typer.Option("--id", help="Its id. Default: a new UUID.")
+    ] = None,
+    batch: Annotated[
+        bool,
+        typer.Option(
+            "--batch",
+            help="Class batch: interactive questions go first; --priority is not used.",
+        ),
+    ] = False,
+    deadline: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Seconds after which the answer is no longer useful."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help=ONCE)] = False,
     as_json: JsonOption = False,
     *,
     beside: Beside,
@@ -208,21 +214,13 @@ def publish(
       cat questions.txt | carpool publish - --batch --workflow multistep
     """
     settings = beside.settings()
-    lines = [(1, question)]
-    if question == "-":
-        read = list(sys.stdin.buffer) if sys.stdin else []  # None: it is closed
-        refuse_foreign(Path("FILE"), b"".join(read[:1]))
-        texts = (line.decode("utf-8-sig", "surrogateescape").strip() for line in read)
-        lines = [(number, text) for number, text in enumerate(texts, 1) if text]
+    lines = _read_lines() if question == "-" else [(1, question)]
     if query_id is not None and len(lines) != 1:
         raise ConfigError(f"--id names one question, and there are {len(lines)}")
-    arguments: QuestionArgs = {
-        "query_id": query_id,
-        "top_k": top_k,
-        "nprobe": nprobe,
-        "priority": "batch" if batch else priority,
-        "workflow": workflow_of(workflow),
-    }
+    arguments = options.arguments()
+    arguments["query_id"] = query_id
+    if batch:
+        arguments["priority"] = "batch"
     # What no line can have, such as a bad graph, is refused once and not for each line.
     record = build_record("a line", now_us=0, **arguments)
     like, known = decode(Query, record.value, record.headers), {}
@@ -232,6 +230,14 @@ def publish(
         known = _published(settings, unique, like)
     if asyncio.run(_publish(settings, lines, known, deadline, arguments, as_json=as_json)):
         raise typer.Exit(FAILED)
+
+
+def _read_lines() -> list[tuple[int, str]]:
+    """Returns the lines of standard input that have a text, with their numbers."""
+    read = list(sys.stdin.buffer) if sys.stdin else []  # None: it is closed
+    refuse_foreign(Path("FILE"), b"".join(read[:1]))
+    texts = (line.decode("utf-8-sig", "surrogateescape").strip() for line in read)
+    return [(number, text) for number, text in enumerate(texts, 1) if text]
 
 
 def _published(settings: ClientSide, texts: Collection[str], like: Query) -> dict[str, str]:
@@ -287,9 +293,12 @@ async def _publish(
 
 @spread
 def cancel(
-    query_ids: list[str] = typer.Argument(
-        metavar="QUERY_ID...", help="Ids of questions, as `carpool publish` prints them."
-    ),
+    query_ids: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="QUERY_ID...", help="Ids of questions, as `carpool publish` prints them."
+        ),
+    ],
     as_json: JsonOption = False,
     *,
     beside: Beside,

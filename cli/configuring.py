@@ -14,7 +14,7 @@ from carpool.settings.sections import SettingDoc
 from carpool.terminal import without_password
 from cli.console import print_json, print_plain
 from cli.options import JsonOption, Sources, spread
-from cli.settings import load, section_kinds
+from cli.settings import CarpoolSettings, load, section_kinds
 
 WIDTH = 100
 STARS = "********"
@@ -53,8 +53,6 @@ def config(
       carpool config > carpool.toml
       CARPOOL_GROUPER_POLICY=greedy carpool config grouper --json
     """
-    from cli.all_settings import CarpoolSettings
-
     chosen = sources.given()
     kinds = section_kinds(CarpoolSettings)
     if section is not None and section not in kinds:

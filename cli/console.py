@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import structlog
 from rich.table import Table
 
 from carpool.clock import SystemClock
@@ -21,6 +24,7 @@ __all__ = [
     "print_json",
     "print_json_line",
     "print_plain",
+    "quiet_logs",
     "step_progress",
     "table",
 ]
@@ -34,6 +38,14 @@ def people() -> TerminalConsole:
 def output() -> TerminalConsole:
     """Returns the console for results. No colours without a terminal, or with NO_COLOR."""
     return TerminalConsole()
+
+
+def quiet_logs() -> None:
+    """Logs warnings only, to standard error."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
 
 
 def step_progress() -> ProgressReport:

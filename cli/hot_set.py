@@ -11,9 +11,8 @@ import typer
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from cli.console import facts, output, print_json
-from cli.options import Beside, JsonOption, spread
-from cli.questions import Asked
-from cli.settings import load
+from cli.options import Asked, Beside, JsonOption, spread
+from cli.settings import CarpoolSettings, load
 
 if TYPE_CHECKING:
     from carpool.disk.index import OpenIndex
@@ -69,7 +68,6 @@ def hot_set(
     Example: carpool index hot-set my-index --questions questions.txt --target-ms 5
     """
     from carpool.disk.index import open_index
-    from cli.all_settings import CarpoolSettings
 
     if not target_ms and not queries_per_s:
         raise ConfigError("nothing says what is fast enough: give --target-ms or --queries-per-s")

@@ -2,159 +2,142 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from cli.console import facts, output, people, print_json, step_progress
+from cli.console import output, people, print_json, step_progress
 from cli.exit_codes import FAILED
 from cli.hot_set import hot_set
-from cli.options import Beside, ConfigOption, JsonOption, SetOption, given, spread
-from cli.questions import Asked
-from cli.settings import load
+from cli.options import Asked, Beside, Config, JsonOption, command_group, spread
+from cli.settings import BuildSettings, load
 
 # FAISS and NumPy are imported by the commands that need them: the base install has neither.
 if TYPE_CHECKING:
-    from carpool.disk.manifest import Manifest, RecallTable
+    from carpool.disk.manifest import Manifest
     from carpool.embedding import EmbeddingSettings
-    from indexer.build import BuildReport
-    from indexer.stats import IndexStats
-    from indexer.verify import VerifyReport
 
-PROBLEMS_SHOWN = 50
 QUESTIONS_MAX = 5000
 SEED_MAX = 2**31 - 1
 """FAISS takes no larger one."""
-app = typer.Typer(
-    name="index",
-    help="Build, verify and look at an index: documents, grouped into clusters, on disk.",
-    no_args_is_help=True,
+
+app = command_group(
+    "index",
+    "Build, verify and look at an index: documents, grouped into clusters, on disk.",
     add_completion=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 IndexDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="NAME|DIR", help="Embedding model: a name, a folder, or hashing:64."
+    ),
+]
 
 
-_Corpus = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CORPUS",
-        help='JSON lines, plain or gzip: {"id", "title", "text", "metadata"} a passage.',
-    ),
-]
-_Out = Annotated[
-    Path,
-    typer.Option("--out", metavar="DIR", help="Folder of the index; made if it is not there."),
-]
-_Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="NAME|DIR",
-        help="Embedding model: a name, a folder, or hashing:64.",
-    ),
-]
-_Nlist = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Clusters; 0: 1 up to 50,000 passages, then one for each 4,096 passages, and above "
-        "500,000 passages 4 times their square root, to one digit (4,000 for a million).",
-    ),
-]
-_IdField = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Field of the id. Default: id, else _id (BEIR).")
-]
-_TextField = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="Field of the text. Default: text, else contents (Anserini)."
-    ),
-]
-_TitleField = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Field of the title. Default: title.")
-]
-_Vectors = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.npy",
-        help="Precomputed vectors, float16 or float32, normalised, one for each good line: skips "
-        "embedding.",
-    ),
-]
-_Fingerprint = Annotated[
-    str,
-    typer.Option(
-        metavar="HEX",
-        help="With --vectors: fingerprint of the model that made them; else taken from --model.",
-    ),
-]
-_VectorDtype = Annotated[
-    str | None,
-    typer.Option(
-        metavar="float32|float16",
-        help="Number type on disk. float16 halves every read, and may swap results whose scores "
-        "differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
-    ),
-]
-_Questions = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Real questions, which choose how many clusters are probed: vectors (.npy), or one a "
-        "line, as text or as JSON with `text`. The last 5,000 are taken.",
-    ),
-]
-_Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Refuse a corpus that has a bad line, instead of skipping it."),
-]
-_Seed = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        max=SEED_MAX,
-        help="Seed of the sample and of k-means: the same seed gives the same bytes.",
-    ),
-]
-_Force = Annotated[
-    bool, typer.Option("--force", help="Replace an index at DIR, once the new one is complete.")
-]
-_Restart = Annotated[
-    bool,
-    typer.Option("--restart", help="Throw away an interrupted build of another corpus or model."),
-]
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """What to build, from what, and where."""
+
+    corpus: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CORPUS",
+            help='JSON lines, plain or gzip: {"id", "title", "text", "metadata"} a passage.',
+        ),
+    ]
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="DIR", help="Folder of the index; made if it is not there."),
+    ]
+    model: ModelOption = None
+    id_field: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Field of the id. Default: id, else _id (BEIR)."),
+    ] = None
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Field of the text. Default: text, else contents (Anserini)."
+        ),
+    ] = None
+    title_field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field of the title. Default: title.")
+    ] = None
+    nlist: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Clusters; 0: 1 up to 50,000 passages, then one for each 4,096 passages, and "
+            "above 500,000 passages 4 times their square root, to one digit (4,000 for a "
+            "million).",
+        ),
+    ] = 0
+    vectors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.npy",
+            help="Precomputed vectors, float16 or float32, normalised, one for each good line: "
+            "skips embedding.",
+        ),
+    ] = None
+    fingerprint: Annotated[
+        str,
+        typer.Option(
+            metavar="HEX",
+            help="With --vectors: fingerprint of the model that made them; else taken from "
+            "--model.",
+        ),
+    ] = ""
+    vector_dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="float32|float16",
+            help="Number type on disk. float16 halves every read, and may swap results whose "
+            "scores differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
+        ),
+    ] = None
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Real questions, which choose how many clusters are probed: vectors (.npy), or "
+            "one a line, as text or as JSON with `text`. The last 5,000 are taken.",
+        ),
+    ] = None
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Refuse a corpus that has a bad line, instead of skipping it."
+        ),
+    ] = False
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=SEED_MAX,
+            help="Seed of the sample and of k-means: the same seed gives the same bytes.",
+        ),
+    ] = 0
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an index at DIR, once the new one is complete.")
+    ] = False
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart", help="Throw away an interrupted build of another corpus or model."
+        ),
+    ] = False
 
 
 @app.command()
-def build(
-    corpus: _Corpus,
-    out: _Out,
-    model: _Model = None,
-    id_field: _IdField = None,
-    text_field: _TextField = None,
-    title_field: _TitleField = None,
-    nlist: _Nlist = 0,
-    vectors: _Vectors = None,
-    fingerprint: _Fingerprint = "",
-    vector_dtype: _VectorDtype = None,
-    questions: _Questions = None,
-    strict: _Strict = False,
-    seed: _Seed = 0,
-    force: _Force = False,
-    restart: _Restart = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@spread
+def build(wanted: BuildOptions, as_json: JsonOption = False, *, sources: Config) -> None:
     """Build an index: read, embed, cluster, write, measure.
 
     After a kill the same command continues: passages, vectors, clusters and finished segments are
@@ -175,36 +158,45 @@ def build(
     Example: carpool index build corpus.jsonl --out my-index --vectors vectors.npy --fingerprint
     0123abcd --nlist 1000 --vector-dtype float16 --set indexer.memory_bytes=2147483648
     """
-    from cli.all_settings import BuildSettings
+    from cli.index_shown import print_build
     from indexer.build import BuildRequest, build_index
 
-    settings = load(
-        BuildSettings,
-        given(
-            config,
-            assignments,
-            embedding={"model": model},
-            indexer={"vector_dtype": vector_dtype},
-        ),
-    )
-    named = (("id", id_field), ("text", text_field), ("title", title_field))
+    flags = {"embedding": {"model": wanted.model}, "indexer": {"vector_dtype": wanted.vector_dtype}}
+    settings = load(BuildSettings, sources.given(**flags))
+    fields = {"id": wanted.id_field, "text": wanted.text_field, "title": wanted.title_field}
     request = BuildRequest(
-        corpus=corpus,
-        index_dir=out,
-        nlist=nlist,
-        seed=seed,
-        strict=strict,
-        force=force,
-        restart=restart,
-        vectors=vectors,
-        fingerprint=fingerprint,
-        fields={field: name for field, name in named if name is not None},
+        corpus=wanted.corpus,
+        index_dir=wanted.out,
+        nlist=wanted.nlist,
+        seed=wanted.seed,
+        strict=wanted.strict,
+        force=wanted.force,
+        restart=wanted.restart,
+        vectors=wanted.vectors,
+        fingerprint=wanted.fingerprint,
+        fields={field: name for field, name in fields.items() if name is not None},
         prompt_chars=settings.generator.passage_chars_max,
     )
     report = build_index(request, settings, SystemClock(), step_progress())
-    if questions is not None and report.manifest.nlist > 1:
-        _choose_nprobe(out, questions, report.manifest, settings.embedding)
-    _print_build(report, out, people(), as_json=as_json)
+    if wanted.questions is not None and report.manifest.nlist > 1:
+        _choose_nprobe(wanted.out, wanted.questions, report.manifest, settings.embedding)
+    print_build(report, wanted.out, people(), as_json=as_json)
+
+
+def _choose_nprobe(
+    index_dir: Path, questions: Path, manifest: Manifest, embedding: EmbeddingSettings
+) -> None:
+    from indexer.questions import questions_of_file
+    from indexer.tune import tune_index
+
+    try:
+        asked = questions_of_file(questions, manifest, embedding, QUESTIONS_MAX)
+        tune_index(index_dir, asked, step_progress())
+    except ConfigError as error:
+        raise ConfigError(
+            f"the index at {index_dir} is complete, and a formula chose its nprobe: {error}. Then "
+            "run carpool index tune"
+        ) from error
 
 
 @app.command()
@@ -215,6 +207,7 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
     swapped or missing part, and a file of another build are found. Reads everything once; needs the
     memory of one cluster.
     """
+    from cli.index_shown import print_verdict
     from indexer.verify import verify_index
 
     report = verify_index(index_dir, step_progress())
@@ -229,7 +222,7 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
             }
         )
     else:
-        _print_verdict(index_dir, report)
+        print_verdict(index_dir, report)
     if report.problems:
         raise typer.Exit(FAILED)
 
@@ -239,7 +232,7 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 def tune(
     index_dir: IndexDir,
     asked: Asked,
-    model: _Model = None,
+    model: ModelOption = None,
     as_json: JsonOption = False,
     *,
     beside: Beside,
@@ -260,17 +253,17 @@ def tune(
     Example: carpool index tune my-index --questions questions.txt
     """
     from carpool.disk.manifest import read_manifest
-    from indexer.settings import IndexerConfig
+    from cli.index_shown import print_recall
     from indexer.tune import tune_index
 
-    embedding = load(IndexerConfig, beside.given(embedding={"model": model})).embedding
+    embedding = load(BuildSettings, beside.given(embedding={"model": model})).embedding
     vectors = asked.vectors(read_manifest(index_dir), embedding, beside)
     tuned = tune_index(index_dir, vectors, step_progress())
     assert tuned.recall is not None
     if as_json:
         print_json(tuned.recall)
     else:
-        _print_recall(index_dir, tuned.recall)
+        print_recall(index_dir, tuned.recall)
 
 
 app.command("hot-set")(hot_set)
@@ -283,13 +276,14 @@ def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
     Reads the manifest and the table of clusters, not the clusters. "skew" is the size of the
     cluster of a random passage over the mean size: the cost of uneven clusters.
     """
+    from cli.index_shown import print_stats
     from indexer.stats import index_stats
 
     found = index_stats(index_dir)
     if as_json:
         print_json(found)
     else:
-        _print_stats(index_dir, found)
+        print_stats(index_dir, found)
 
 
 @app.command()
@@ -323,95 +317,3 @@ def promote(index_dir: IndexDir) -> None:
     from indexer.promote import promote
 
     output().print(f"{index_dir} is now index {promote(index_dir, SystemClock())}", markup=False)
-
-
-def _print_verdict(index_dir: Path, report: VerifyReport) -> None:
-    console, problems = output(), report.problems
-    if not problems:
-        what = f"{report.row_count:,} rows in {report.cluster_count:,} clusters"
-        what = f": {what}; every checksum and count is right"
-        console.print(Text("whole", "green") + Text(what, "default"))
-        return
-    count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-    advice = f": {count} in {index_dir}; restore it from a copy or build it again"
-    console.print(Text("damaged", "red") + Text(advice, "default"))
-    for problem in problems[:PROBLEMS_SHOWN]:
-        console.print(f"  {problem}", soft_wrap=True)
-    if len(problems) > PROBLEMS_SHOWN:
-        console.print(f"  and {len(problems) - PROBLEMS_SHOWN} more (--json lists all)")
-
-
-def _choose_nprobe(
-    index_dir: Path, questions: Path, manifest: Manifest, embedding: EmbeddingSettings
-) -> None:
-    from indexer.questions import questions_of_file
-    from indexer.tune import tune_index
-
-    try:
-        asked = questions_of_file(questions, manifest, embedding, QUESTIONS_MAX)
-        tune_index(index_dir, asked, step_progress())
-    except ConfigError as error:
-        raise ConfigError(
-            f"the index at {index_dir} is complete, and a formula chose its nprobe: {error}. Then "
-            "run carpool index tune"
-        ) from error
-
-
-def _print_build(report: BuildReport, index_dir: Path, console: Console, *, as_json: bool) -> None:
-    from indexer.build import describe_problems
-    from indexer.stats import index_stats
-
-    if report.documents.problem_count:
-        console.print(describe_problems(report.documents), style="yellow")
-        console.print("They were skipped; --strict refuses a corpus that has any.", style="yellow")
-    for note, count in report.documents.notes.items():
-        console.print(f"{count:,} passage{'s' * (count > 1)}: {note}")
-    stats = index_stats(index_dir)
-    if as_json:
-        print_json(
-            {
-                "index": stats,
-                "notes": report.documents.notes,
-                "bad_lines": report.documents.problem_count,
-                "problems": report.documents.problems,
-            }
-        )
-    else:
-        _print_stats(index_dir, stats)
-
-
-def _print_stats(index_dir: Path, found: IndexStats) -> None:
-    spread = found.cluster_rows
-    rows = {
-        "version": f"{found.index_version}, format {found.format}",
-        "passages": f"{found.row_count:,} of dimension {found.dimension}, {found.vector_dtype}",
-        "codes": ", ".join(found.codes) or "none: queries are searched exactly",
-        "scanned here by": found.kernel,
-        "model": f"{found.embedding_model_name} ({found.embedding_model})",
-        "clusters": f"{found.nlist:,} (centroids {found.centroids_fingerprint})",
-        "probed by default": "all"
-        if found.nprobe_default == found.nlist
-        else f"{found.nprobe_default} clusters a query, "
-        + ("measured" if found.is_measured else "by a formula"),
-        "passages a cluster": f"min {spread.min:,}, median {spread.p50:,}, p95 {spread.p95:,}, "
-        f"max {spread.max:,}; skew {found.cluster_skew}",
-    }
-    rows |= {name: f"{size_bytes:,} bytes" for name, size_bytes in found.files_bytes.items()}
-    rows["together"] = f"{found.size_bytes:,} bytes"
-    output().print(facts(rows, title=str(index_dir)))
-
-
-def _print_recall(index_dir: Path, found: RecallTable) -> None:
-    table = Table(title=f"{index_dir}: {found.questions:,} questions, best {found.top_k} passages")
-    for column in ("target", "recall", "nprobe", "rows read", "KB read", "CPU ms"):
-        table.add_column(column, justify="right")
-    for row in found.rows:
-        table.add_row(
-            f"{row.target:g}",
-            f"{row.recall:.3f}",
-            f"{row.nprobe:,}",
-            f"{row.rows_read:g}",
-            f"{row.read_bytes / 1000:,.0f}",
-            "-" if row.cpu_us is None else f"{row.cpu_us / 1000:.1f}",
-        )
-    output().print(table)

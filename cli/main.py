@@ -16,6 +16,7 @@ from carpool.terminal import fit_terminal
 from cli import acls, asking, configuring, dlq, groups, services, status, topics, up, workflows
 from cli.console import people, print_plain
 from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
+from cli.options import command_group
 from schemas.record import well_formed
 
 EXTRAS = {
@@ -53,14 +54,7 @@ To try it on one machine:
   carpool ask "When was the Eiffel Tower built?"           ask (in another shell)
 """
 
-app = typer.Typer(
-    name="carpool",
-    help=HELP,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-)
+app = command_group("carpool", HELP, pretty_exceptions_enable=False)
 
 PASSED_THROUGH = {
     "allow_extra_args": True,

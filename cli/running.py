@@ -1,25 +1,31 @@
-"""The life of `carpool up`: start in order, wait, show, keep running, end in order."""
+"""The life of `carpool up`: start in order, wait, show, ask, keep running, end in order."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
-from carpool.errors import ConfigError
+from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import LIMITS
-from cli.all_settings import CarpoolSettings
+from carpool.kafka.settings import KafkaSettings
+from cli.answers import ANSWERED, answer_text, has_evidence, timing_table
 from cli.console import output, people
-from cli.demo import DemoRun, conclude
 from cli.runfile import Run, RunFile
+from cli.settings import CarpoolSettings, UpSettings
 from cli.stack import STOP_ORDER, StackPlan, broker_spec, reserve, service_specs, vllm_spec
 from cli.supervise import Interrupted, Part, Supervisor
-from cli.up_settings import UpSettings
+from producers import Client
+from producers.settings import ClientSettings
+from schemas.answer import Answer
 
 
 def run_everything(
@@ -155,4 +161,85 @@ def _changes(supervisor: Supervisor, console: Console) -> Callable[[], None]:
 def _line(part: Part) -> str:
     return f"{part.spec.name}: {part.state}" + (
         f" ({part.missing})" if part.missing else f" at {part.spec.address}"
+    )
+
+
+class DemoRun:
+    """Asks one question after the other, on a thread of its own."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        client: ClientSettings,
+        questions: Sequence[str],
+        console: Console,
+    ) -> None:
+        self._kafka = kafka
+        self._client = client
+        self._questions = questions
+        self._console = console
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="carpool-demo", daemon=True)
+        self.asked = len(questions)
+        self.answers: list[Answer] = []
+        self.error: Exception | None = None
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends after the current question."""
+        self._stopping.set()
+
+    def is_over(self) -> bool:
+        """Returns whether all questions were asked, or it failed."""
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._ask_all())
+        except Exception as error:
+            self.error = error
+
+    async def _ask_all(self) -> None:
+        async with Client(kafka=self._kafka, settings=self._client) as client:
+            for number, question in enumerate(self._questions, start=1):
+                if self._stopping.is_set():
+                    return
+                answer = await client.ask(question)
+                self.answers.append(answer)
+                self._console.print()
+                self._console.print(Text(f"{number}. {question}", style="bold"))
+                self._console.print(answer_text(answer))
+
+
+def conclude(run: DemoRun, console: Console, how_to_ask: str) -> None:
+    """Prints times, what the answers have, and how to ask again. Raises the error of the run."""
+    if run.answers:
+        console.print()
+        console.print(timing_table(run.answers))
+        console.print(summary(run.answers, run.asked), soft_wrap=True)
+    if run.error is not None:
+        raise (
+            run.error
+            if isinstance(run.error, CarpoolError)
+            else CarpoolError(f"the demo failed: {run.error!r}")
+        )
+    console.print(f"Ask another:  {how_to_ask}")
+
+
+def summary(answers: Sequence[Answer], asked: int) -> str:
+    """Returns a line: how many of `asked` questions have an answer that can be checked."""
+    checkable = sum(map(has_evidence, answers))
+    cut = sum(answer.status == "partial" for answer in answers)
+    grounded = [answer for answer in answers if answer.grounded]
+    marked = sum(
+        any(one.quote and one.by == "model" for one in each.citations) for each in grounded
+    )
+    quoted = sum(bool(answer.quotes) for answer in answers if answer.status in ANSWERED)
+    return (
+        f"{checkable} of {asked} answered from passages"
+        f"{f' ({cut} cut short)' if cut else ''}: {len(grounded)} with a passage that supports "
+        f"them ({marked} by a marker of the model), {quoted} with a quote."
     )

@@ -11,7 +11,7 @@ from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.retry import read_query
 from carpool.loop.stage import R
 from cli.options import Sources, spread
-from cli.settings import load
+from cli.settings import CarpoolSettings, load
 from schemas.answer import Stage as StageName
 from schemas.codec import decode, decode_retrieval
 from schemas.group import Group
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from carpool.clock import Clock
     from carpool.loop.stage import Stage
     from carpool.telemetry.metrics import Metrics
-    from cli.all_settings import CarpoolSettings
-
 INPUTS: dict[str, Topic] = {"grouper": QUERIES, "searcher": GROUPS, "generator": RETRIEVALS}
 """The services in the order of the work, and the first topic of each; `read_with` has the others.
 """
@@ -157,8 +155,6 @@ def generator(
 def _settings(
     sources: Sources, port: int | None, **flags: dict[str, str | None]
 ) -> CarpoolSettings:
-    from cli.all_settings import CarpoolSettings
-
     return load(CarpoolSettings, sources.given(http={"port": port}, **flags))
 
 

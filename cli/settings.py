@@ -1,4 +1,4 @@
-"""Reads settings for commands, and says where each value came from."""
+"""All sections of the settings: how commands read them, and where each value came from."""
 
 from __future__ import annotations
 
@@ -6,17 +6,85 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
+from carpool.disk.settings import IndexSettings
+from carpool.embedding.settings import EmbeddingSettings
 from carpool.errors import ConfigError
+from carpool.kafka.settings import KafkaSettings
 from carpool.settings import SECTIONS, Settings, describe, environment_name, load_settings
+from carpool.telemetry.settings import HttpSettings, LogSettings
+from carpool.vllm import VllmSettings
+from carpool.workflow.settings import WorkflowSettings
 from cli.runfile import RunFile
-from cli.up_settings import UpSettings
-from producers.settings import ClientSections
+from generator.settings import GeneratorSettings, LlmSettings
+from grouper.settings import GrouperSettings
+from indexer.settings import IndexerConfig, IndexerSettings
+from producers.settings import ClientSections, ClientSettings
+from searcher.settings import SearcherSettings
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class UpSettings(Settings, frozen=True, kw_only=True):
+    """Ports and time limits of `carpool up`. A default port in use is replaced by a free one."""
+
+    state_dir: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Folder for the logs of what is started, and its addresses (run.json).",
+        ),
+    ] = ".carpool/run"
+    broker_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="Port of the embedded broker; 0: a free one.")
+    ] = 9092
+    http_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65_533,
+            description="Port of the HTTP pages of the grouper; the searcher has the next one, the "
+            "generator the one after. 0: free ones.",
+        ),
+    ] = 9101
+    ready_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3_600,
+            description="How long each part may take to be ready, s; vLLM after the last line of "
+            "its log. Low: slow machines give up; high: hangs last.",
+        ),
+    ] = 300.0
+
+
+class CarpoolSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Every section. A process uses the ones that concern it; all are checked."""
+
+    kafka: KafkaSettings
+    http: HttpSettings
+    log: LogSettings
+    client: ClientSettings
+    index: IndexSettings
+    embedding: EmbeddingSettings
+    indexer: IndexerSettings
+    grouper: GrouperSettings
+    searcher: SearcherSettings
+    generator: GeneratorSettings
+    llm: LlmSettings
+    vllm: VllmSettings
+    workflow: WorkflowSettings
+    up: UpSettings
+
+
+class BuildSettings(IndexerConfig, frozen=True, kw_only=True):
+    """The sections of a build, and that of the prompts which show its passages."""
+
+    generator: GeneratorSettings
 
 
 class ClientSide(ClientSections, frozen=True, kw_only=True):

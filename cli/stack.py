@@ -31,11 +31,10 @@ from carpool.vllm import (
     vllm_command,
     vllm_environment,
 )
-from cli.all_settings import CarpoolSettings
-from cli.child import ChildSpec
 from cli.http import get, probe_port, probe_service, probe_vllm
 from cli.services import INPUTS
-from cli.up_settings import UpSettings
+from cli.settings import CarpoolSettings, UpSettings
+from cli.supervise import ChildSpec
 
 LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import typer
@@ -10,16 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.errors import CarpoolError
+from carpool.kafka.admin import missing_topics
 from cli.console import output, print_json, table
 from cli.exit_codes import FAILED
+from cli.http import ask_service
 from cli.options import Beside, JsonOption, spread
 from cli.runfile import RunFile
 from cli.services import INPUTS
 from cli.settings import ClientSide
 from cli.status_groups import Brokers
-from cli.status_services import ask_service
-from cli.status_values import GroupStatus, ServiceStatus
-from cli.status_verdict import indexes_line, who_is_stuck
+from cli.status_verdict import GroupStatus, ServiceStatus, indexes_line, who_is_stuck
 from schemas.topics import read_with
 
 LOOK_S = 1.0
@@ -45,21 +46,25 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 @spread
 def status(
-    urls: list[str] | None = typer.Option(
-        None,
-        "--url",
-        "-u",
-        metavar="NAME=HOST:PORT",
-        help="A service's HTTP address, once for each of its processes. Default: those of `carpool "
-        "up`, or its default ports.",
-    ),
-    stuck_after_s: float = typer.Option(
-        30.0,
-        "--stuck-after",
-        metavar="SECONDS",
-        min=0.0,
-        help="How long a partition may stand still while records wait in it.",
-    ),
+    urls: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--url",
+            "-u",
+            metavar="NAME=HOST:PORT",
+            help="A service's HTTP address, once for each of its processes. Default: those of "
+            "`carpool up`, or its default ports.",
+        ),
+    ] = None,
+    stuck_after_s: Annotated[
+        float,
+        typer.Option(
+            "--stuck-after",
+            metavar="SECONDS",
+            min=0.0,
+            help="How long a partition may stand still while records wait in it.",
+        ),
+    ] = 30.0,
     as_json: JsonOption = False,
     *,
     beside: Beside,
@@ -76,25 +81,31 @@ def status(
       carpool status --url searcher=10.0.0.6:9464 --url searcher=10.0.0.7:9464
     """
     settings = beside.settings()
-    services = [
-        ask_service(name, address, INPUTS[name].name)
-        for name, address in _addresses(settings, urls or [])
-    ]
-    missing, broker_error = _topics(settings)
-    groups, groups_error = (None, None) if missing is None else _groups(settings)
+    found = _found(settings, _addresses(settings, urls or []), stuck_after_s)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    if not found.is_ready:
+        raise typer.Exit(FAILED)
+
+
+def _found(settings: ClientSide, addresses: list[tuple[str, str]], stuck_after_s: float) -> Status:
+    services = [ask_service(name, address, INPUTS[name].name) for name, address in addresses]
+    missing: list[str] | None = None
+    groups: list[GroupStatus] | None = None
+    broker_error = groups_error = None
+    try:
+        missing = missing_topics(settings.kafka)
+        groups, groups_error = _groups(settings)
+    except CarpoolError as error:
+        broker_error = str(error)
     stuck = [
         sentence
         for name, group in zip(INPUTS, groups or (), strict=False)
-        if (
-            sentence := who_is_stuck(
-                name,
-                group,
-                [each for each in services if each.name == name],
-                stuck_after_s=stuck_after_s,
-            )
-        )
+        if (sentence := who_is_stuck(name, group, services, stuck_after_s=stuck_after_s))
     ]
-    found = Status(
+    return Status(
         is_ready=not stuck
         and all(service.state == "ready" for service in services)
         and missing == [],
@@ -106,12 +117,6 @@ def status(
         groups=groups,
         groups_error=groups_error,
     )
-    if as_json:
-        print_json(found)
-    else:
-        _print(found)
-    if not found.is_ready:
-        raise typer.Exit(FAILED)
 
 
 def _addresses(settings: ClientSide, urls: list[str]) -> list[tuple[str, str]]:
@@ -128,15 +133,6 @@ def _addresses(settings: ClientSide, urls: list[str]) -> list[tuple[str, str]]:
     if run is not None:
         return [(name, address) for name, address in run.http.items() if name in INPUTS]
     return [(name, f"127.0.0.1:{port}") for port, name in enumerate(INPUTS, settings.up.http_port)]
-
-
-def _topics(settings: ClientSide) -> tuple[list[str] | None, str | None]:
-    from carpool.kafka.admin import missing_topics
-
-    try:
-        return missing_topics(settings.kafka), None
-    except CarpoolError as error:
-        return None, str(error)
 
 
 def _groups(settings: ClientSide) -> tuple[list[GroupStatus] | None, str | None]:
@@ -183,24 +179,15 @@ def _print(found: Status) -> None:
 
 
 def _services_table(services: list[ServiceStatus]) -> Table:
-    made = table(
-        "service",
-        "state",
-        "waiting",
-        "in flight",
-        "taken in",
-        "refused",
-        "answers",
-        "address",
-        whole=("service", "address"),
-    )
+    counts = ("waiting", "in flight", "taken in", "refused")
+    made = table("service", "state", *counts, "answers", "address", whole=("service", "address"))
     for service in services:
         style = {"ready": "green", "down": "red"}.get(service.state, "yellow")
-        counts = (service.lag_records, service.in_flight, service.consumed, service.dead_letters)
+        numbers = (service.lag_records, service.in_flight, service.consumed, service.dead_letters)
         made.add_row(
             service.name,
             Text(service.state + (", paused" if service.is_paused else ""), style=style),
-            *("" if count is None else f"{count:,}" for count in counts),
+            *("" if number is None else f"{number:,}" for number in numbers),
             ", ".join(f"{count:,} {name}" for name, count in sorted(service.answers.items())),
             Text(service.address, style="dim"),
         )

@@ -19,7 +19,7 @@ from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
-from cli.status_values import GroupStatus, Member, Partition
+from cli.status_verdict import GroupStatus, Member, Partition
 
 PEEK_S = 3.0
 

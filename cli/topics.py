@@ -7,34 +7,27 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from carpool.kafka.admin import create_topics
+from carpool.kafka.deployment import check_deployment
 from cli.console import output, print_json
 from cli.exit_codes import FAILED
-from cli.options import Beside, JsonOption, spread
+from cli.options import Beside, JsonOption, command_group, spread
 from cli.services import INPUTS
 from schemas.topics import TOPICS, read_with
 
-app = typer.Typer(
-    name="topics",
-    help="Make the topics, and check them as a service does at its start.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-PartitionsOption = Annotated[
-    int | None,
-    typer.Option("--partitions", min=1, help="Partitions of the keyed topics."),
-]
-ReplicationOption = Annotated[
-    int | None,
-    typer.Option("--replication", min=0, help="Copies of each; 0: three, or as many as brokers."),
-]
+app = command_group("topics", "Make the topics, and check them as a service does at its start.")
 
 
 @app.command()
 @spread
 def create(
-    partitions: PartitionsOption = None,
-    replication: ReplicationOption = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="Partitions of the keyed topics.")
+    ] = None,
+    replication: Annotated[
+        int | None,
+        typer.Option(min=0, help="Copies of each; 0: three, or as many as brokers."),
+    ] = None,
     as_json: JsonOption = False,
     *,
     beside: Beside,
@@ -47,8 +40,6 @@ def create(
     Example:
       carpool topics create --bootstrap kafka:9092 --partitions 12 --replication 3
     """
-    from carpool.kafka.admin import create_topics
-
     kafka = beside.settings(partitions=partitions, replication_factor=replication).kafka
     created = create_topics(kafka)
     if as_json:
@@ -62,11 +53,7 @@ def create(
 
 @app.command()
 @spread
-def check(
-    as_json: JsonOption = False,
-    *,
-    beside: Beside,
-) -> None:
+def check(as_json: JsonOption = False, *, beside: Beside) -> None:
     """Run the checks of a service start, without a service. Exit code 1: a service would not start.
 
     Topics and their settings, copies, unread records against retention, and the features of the
@@ -76,11 +63,9 @@ def check(
     Example:
       carpool topics check --bootstrap kafka:9092
     """
-    from carpool.kafka.deployment import check_deployment
-
     kafka = beside.settings().kafka
-    found = {
-        service: check_deployment(
+    found = [
+        check_deployment(
             kafka,
             kafka.delivery,
             TOPICS,
@@ -88,14 +73,12 @@ def check(
             inputs=tuple(each.name for each in read_with(topic)),
         )
         for service, topic in INPUTS.items()
-    }
-    problems = list(
-        dict.fromkeys(each for deployment in found.values() for each in deployment.problems)
+    ]
+    problems, warnings = (
+        list(dict.fromkeys(text for deployment in found for text in getattr(deployment, kind)))
+        for kind in ("problems", "warnings")
     )
-    warnings = list(
-        dict.fromkeys(each for deployment in found.values() for each in deployment.warnings)
-    )
-    first = next(iter(found.values()))
+    first = found[0]
     if as_json:
         facts = {"delivery": first.delivery, "transactions": first.has_transactions}
         print_json(facts | {"problems": problems, "warnings": warnings})

@@ -17,8 +17,8 @@ from carpool.loop.stage import Unit
 from carpool.workflow.journal import Workflows, with_results
 from carpool.workflow.program import Program
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve, Step, WorkflowError
-from cli.all_settings import CarpoolSettings
 from cli.answers import evidence_lines, quoted
+from cli.settings import CarpoolSettings
 from generator.answers import answered, written_before
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal, PromptRefused

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -14,51 +14,27 @@ from rich.text import Text
 
 from carpool.errors import ConfigError, RecordError
 from carpool.workflow.graph import program_of
-from carpool.workflow.program import Program, find
-from carpool.workflow.settings import WorkflowSettings
-from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, Said, Step, WorkflowError
-from cli.answers import quoted
-from cli.console import output, people, print_json, print_plain, table
+from carpool.workflow.program import Program, Programs, find
+from cli.console import output, people, print_json, print_plain, quiet_logs, table
 from cli.exit_codes import FAILED
-from cli.options import ConfigOption, JsonOption, SetOption, given
-from cli.settings import load
-from generator.settings import GeneratorSettings
+from cli.options import Config, JsonOption, spread
+from cli.settings import CarpoolSettings, load
 from producers.build_query import build_record
 from schemas.codec import decode
-from schemas.hit import Hit
 from schemas.query import Query
-from schemas.record import ClusterId
 from schemas.workflow import InlineWorkflow
 
 app = typer.Typer(name="workflows", rich_markup_mode=None)
 
 QUESTION = "Which made-up question is asked?"
-HITS = 3
-
-
-class WorkflowSections(msgspec.Struct, frozen=True, kw_only=True):
-    """The sections with modules of programs, their limits, and their prompts."""
-
-    workflow: WorkflowSettings
-    generator: GeneratorSettings
-
-
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """A dry run of a program. `error`: why it did not reach its answer."""
-
-    program: str
-    steps: tuple[str, ...]
-    answer: str | None
-    error: str | None
+FileArgument = Annotated[
+    Path, typer.Argument(help="A .py module of programs, or a graph or a query as .json.")
+]
 
 
 @app.callback(invoke_without_command=True)
-def workflows(
-    context: typer.Context,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@spread
+def workflows(context: typer.Context, as_json: JsonOption = False, *, sources: Config) -> None:
     """List workflows: the programs that `carpool ask --workflow NAME` can name.
 
     A program searches and asks the model several times for one answer. There are built-in ones,
@@ -75,7 +51,7 @@ def workflows(
     """
     if context.invoked_subcommand is not None:
         return
-    programs = _programs(config, assignments).values()
+    programs = _programs(sources).values()
     if as_json:
         print_json([_facts(program) for program in programs])
         return
@@ -87,11 +63,14 @@ def workflows(
 
 
 @app.command()
+@spread
 def show(
-    name: str = typer.Argument(help="A name of `carpool workflows`; name@version for an old one."),
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    name: Annotated[
+        str, typer.Argument(help="A name of `carpool workflows`; name@version for an old one.")
+    ],
     as_json: JsonOption = False,
+    *,
+    sources: Config,
 ) -> None:
     """Explain a program: what it does, its file, how many steps it may take, and its source.
 
@@ -100,7 +79,7 @@ def show(
       carpool workflows show hyde
       carpool workflows show hyde@1 --json
     """
-    programs = _programs(config, assignments)
+    programs = _programs(sources)
     bare, _, version = name.partition("@")
     program = find(programs, bare, int(version) if version.isdecimal() else None)
     if program is None:
@@ -118,19 +97,22 @@ def show(
 
 
 @app.command()
+@spread
 def check(
-    file: Path = typer.Argument(help="A .py module of programs, or a graph or a query as .json."),
-    question: str = typer.Option(QUESTION, "--question", help="What is asked."),
-    texts: list[str] | None = typer.Option(
-        None,
-        "--text",
-        metavar="TEXT",
-        help="What the model writes in the first step that asks it, the second, and so on; later "
-        "ones get made-up texts.",
-    ),
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    file: FileArgument,
+    question: Annotated[str, typer.Option(help="What is asked.")] = QUESTION,
+    texts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text",
+            metavar="TEXT",
+            help="What the model writes in the first step that asks it, the second, and so on; "
+            "later ones get made-up texts.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
+    *,
+    sources: Config,
 ) -> None:
     """Run each program of a file with made-up results, and print the steps that it asks for.
 
@@ -147,9 +129,11 @@ def check(
       carpool workflows check my_workflows.py --text yes --text "In which city was she born?"
       carpool workflows check graph.json --json
     """
+    from cli.workflow_check import dry_run
+
     programs = _of_file(file, question)
-    settings = load(WorkflowSections, given(config, assignments))
-    checked = [_dry_run(each, question, texts or (), settings) for each in programs]
+    settings = load(CarpoolSettings, sources.given())
+    checked = [dry_run(each, question, texts or (), settings) for each in programs]
     if as_json:
         print_json(checked)
     else:
@@ -167,32 +151,47 @@ def check(
         raise typer.Exit(FAILED)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What a program is run on."""
+
+    program: Annotated[
+        str | None,
+        typer.Option("--program", metavar="NAME", help="Which program, of a file with several."),
+    ] = None
+    index: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the index.")] = None
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|DIR", help="Embedding model. Default: that of the index."),
+    ] = None
+    llm_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The LLM server. Default: llm.base_url.")
+    ] = None
+    llm_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The model to ask for. Default: llm.model."),
+    ] = None
+    first: Annotated[
+        int,
+        typer.Option(
+            "--from", min=1, metavar="N", help="Take the steps before step N from --saved."
+        ),
+    ] = 1
+    saved: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A run that --json printed, or an answer as JSON."),
+    ] = None
+
+
 @app.command()
+@spread
 def run(
-    file: Path = typer.Argument(help="A .py module of programs, or a graph or a query as .json."),
-    question: str = typer.Argument(help="The question, in quotes."),
-    program: str | None = typer.Option(
-        None, "--program", metavar="NAME", help="Which program, of a file with several."
-    ),
-    index: str | None = typer.Option(None, "--index", metavar="DIR", help="Folder of the index."),
-    model: str | None = typer.Option(
-        None, "--model", metavar="NAME|DIR", help="Embedding model. Default: that of the index."
-    ),
-    llm_url: str | None = typer.Option(
-        None, "--llm-url", metavar="URL", help="The LLM server. Default: llm.base_url."
-    ),
-    llm_model: str | None = typer.Option(
-        None, "--llm-model", metavar="NAME", help="The model to ask for. Default: llm.model."
-    ),
-    first: int = typer.Option(
-        1, "--from", min=1, metavar="N", help="Take the steps before step N from --saved."
-    ),
-    saved: Path | None = typer.Option(
-        None, "--saved", metavar="FILE", help="A run that --json printed, or an answer as JSON."
-    ),
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    file: FileArgument,
+    question: Annotated[str, typer.Argument(help="The question, in quotes.")],
+    on: RunOptions,
     as_json: JsonOption = False,
+    *,
+    sources: Config,
 ) -> None:
     """Run a program on a real index and a real model, without Kafka, and show what each step does.
 
@@ -210,32 +209,27 @@ def run(
       carpool workflows run compare.py "..." --llm-url http://127.0.0.1:8000/v1 --json > run.json
       carpool workflows run compare.py "..." --from 3 --saved run.json
     """
-    from cli.all_settings import CarpoolSettings
-    from cli.dlq.commands import quiet_logs
     from cli.workflow_run import WorkflowRunner, read_saved
     from searcher.local import LocalSearcher
 
-    if (first > 1) != (saved is not None):
+    if (on.first > 1) != (on.saved is not None):
         raise ConfigError("--from N and --saved FILE go together: the saved run has the steps")
     quiet_logs()
-    sources = given(
-        config,
-        assignments,
-        index={"dir": index},
-        embedding={"model": model},
-        llm={"base_url": llm_url, "model": llm_model},
+    chosen = sources.given(
+        index={"dir": on.index},
+        embedding={"model": on.model},
+        llm={"base_url": on.llm_url, "model": on.llm_model},
     )
-    settings, chosen = load(CarpoolSettings, sources), _chosen(file, question, program)
-    steps = () if saved is None else read_saved(saved)
+    settings, program = load(CarpoolSettings, chosen), _chosen(file, question, on.program)
+    steps = () if on.saved is None else read_saved(on.saved)
     with LocalSearcher(
         settings.index.dir,
-        embedding=None if sources.is_default("embedding", "model") else settings.embedding,
+        embedding=None if chosen.is_default("embedding", "model") else settings.embedding,
         settings=msgspec.structs.replace(settings.searcher, direct_io="auto"),
     ) as searcher:
         console = people() if as_json else output()
-        runner = WorkflowRunner(chosen, settings, searcher, console, first=first, saved=steps)
-        query = Query(query_id="run", text=question, workflow=chosen.name)
-        ran = asyncio.run(runner.run(query))
+        runner = WorkflowRunner(program, settings, searcher, console, first=on.first, saved=steps)
+        ran = asyncio.run(runner.run(Query(query_id="run", text=question, workflow=program.name)))
     if as_json:
         print_json(ran)
 
@@ -285,12 +279,10 @@ def _of_file(file: Path, question: str) -> list[Program]:
     return list(TwoProcesses(str(file)).start())
 
 
-def _programs(
-    config: Path | None, assignments: list[str] | None
-) -> Mapping[tuple[str, int], Program]:
+def _programs(sources: Config) -> Programs:
     from carpool.workflow.load import load_programs
 
-    return load_programs(load(WorkflowSections, given(config, assignments)).workflow.modules)
+    return load_programs(load(CarpoolSettings, sources.given()).workflow.modules)
 
 
 def _facts(program: Program) -> dict[str, Any]:
@@ -303,67 +295,3 @@ def _facts(program: Program) -> dict[str, Any]:
         "file": program.file,
         "source": program.source,
     }
-
-
-def _dry_run(
-    program: Program, question: str, texts: Iterable[str], settings: WorkflowSections
-) -> Checked:
-    from carpool.testing.workflow import run
-    from generator.prompts import fill_step, load_templates
-
-    prompts, templates = settings.generator, load_templates(settings.generator)
-    said = itertools.chain(texts, (f"made-up text {number}" for number in itertools.count(1)))
-    steps: list[str] = []
-    searches: list[Found] = []
-    numbers = itertools.count(1)
-
-    def result(step: Step) -> Found | Said:
-        if isinstance(step, Retrieve):
-            some = itertools.islice(numbers, step.top_k or HITS)
-            searches.append(Found([made_up(one, prompts.passage_chars_max) for one in some]))
-            ids = ", ".join(hit.doc_id for hit in searches[-1])
-            steps.append(f"search  {quoted(step.text)} -> {ids}")
-            return searches[-1]
-        text = Said(next(said))
-        steps.append(f"write   {_prompt(step)} -> {quoted(text.text)}")
-        steps[-1] += left_out(fill_step(step, prompts, templates, searches).left_out)
-        return text
-
-    answer, wrong = None, None
-    try:
-        end = run(program, result, question=question, limits=settings.workflow).answer
-        answer = _prompt(end)
-        if not end.is_written:
-            answer += left_out(fill_step(end, prompts, templates, searches).left_out)
-    except WorkflowError as error:
-        wrong = str(error)
-    except RecordError as error:
-        where = f"step {len(steps)}" if answer is None else "its answer"
-        wrong = f"{program.label}, {where}: {error}"
-    return Checked(program=program.label, steps=tuple(steps), answer=answer, error=wrong)
-
-
-def made_up(number: int, chars: int) -> Hit:
-    """Returns a passage of so many characters."""
-    text = f"The text of made-up passage {number}. "
-    return Hit(
-        doc_id=f"doc-{number}",
-        score=1 / number,
-        cluster=ClusterId(0),
-        title=f"Title {number}",
-        text=(text * chars)[:chars],
-    )
-
-
-def left_out(hits: Iterable[Hit]) -> str:
-    """Returns which passages a prompt does not show, as the end of a line."""
-    ids = ", ".join(hit.doc_id for hit in hits)
-    return f"; not in the prompt: {ids}" if ids else ""
-
-
-def _prompt(step: Generate) -> str:
-    """Returns what a prompt is made of, in words."""
-    if isinstance(step, AnswerStep) and step.is_written:
-        return f"the text {quoted(str(step.values['text']))}, {len(step.passages)} passages"
-    of = f"template {step.template}" if step.prompt is None else quoted(step.prompt)
-    return f"{of} with {', '.join(step.values) or 'no values'}"

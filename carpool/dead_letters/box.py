@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from carpool.clock import Clock
-from carpool.dead_letters.letter import DeadLetter, read_letter, replay_output
-from carpool.dead_letters.selection import Place, Selection
+from carpool.dead_letters.letter import DeadLetter, Place, Selection, read_letter, replay_output
 from carpool.errors import AbortedError, ConfigError, RecordError, RetryableError
 from carpool.kafka.clients import TransactionalProducerClient
 from carpool.kafka.records import Message, Output, TopicPartition

@@ -17,9 +17,8 @@ from carpool.kafka.acls import ROLES, acls_of
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import describe
 from carpool.telemetry.metrics import Metrics
-from cli.all_settings import CarpoolSettings
 from cli.exit_codes import EXIT_CODES
-from cli.settings import section_kinds
+from cli.settings import CarpoolSettings, section_kinds
 from schemas.headers import HEADERS
 from schemas.topics import TOPICS, UNTIL_PROCESSED, Topic
 

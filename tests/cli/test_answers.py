@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from cli.answers import answer_text, has_evidence, stages_of, text_after, timing_table
-from cli.demo import summary
 from cli.http import listed, missing_of, parse_metrics
+from cli.running import summary
 from schemas.answer import Answer, Citation, InventedCitation, Quote, Retrieved, TextSpan
 from tests.records import an_answer
 

@@ -20,11 +20,10 @@ from carpool.kafka.deployment import broker_facts
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
 from carpool.settings import load_settings
-from cli.all_settings import CarpoolSettings
 from cli.main import EXTRAS, extra_of
-from cli.options import given
+from cli.options import Config
 from cli.runfile import Run, RunFile
-from cli.settings import ClientSide, load, load_client_side
+from cli.settings import CarpoolSettings, ClientSide, load, load_client_side
 from schemas.codec import decode_query
 from schemas.topics import QUERY_TOPICS, TOPICS
 from tests.cli.support import Ended, carpool
@@ -91,7 +90,7 @@ def _corpus(folder: Path) -> Path:
 def test_help_and_settings_need_none_of_the_services_packages() -> None:
     heavy = tuple(name for names in EXTRAS.values() for name in names)
     listed = f"print([name for name in {heavy!r} if name in sys.modules])"
-    code = f"import sys, cli.main, cli.all_settings; {listed}"
+    code = f"import sys, cli.main; {listed}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stderr
 
@@ -272,7 +271,9 @@ def test_settings_may_come_through_a_pipe_as_a_shell_substitutes_it() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"[grouper]\nnprobe = 3\n")
     os.close(writing)
-    assert load(CarpoolSettings, given(Path(f"/dev/fd/{reading}"), None)).grouper.nprobe == 3
+    assert (
+        load(CarpoolSettings, Config(config=Path(f"/dev/fd/{reading}")).given()).grouper.nprobe == 3
+    )
     os.close(reading)
 
 
@@ -288,16 +289,19 @@ def test_the_toml_that_config_prints_is_a_settings_file_of_the_same_settings() -
     )
     Path("printed.toml").write_text(everything)
     settings = load_settings(CarpoolSettings, file=Path("printed.toml"), environ={})
-    assert settings == load(CarpoolSettings, given(None, chosen))
+    assert settings == load(CarpoolSettings, Config(assignments=chosen).given())
 
 
 def test_client_commands_ignore_the_sections_of_services_and_refuse_unknown_ones() -> None:
     Path("carpool.toml").write_text(SETTINGS)
-    settings = load(ClientSide, given(Path("carpool.toml"), ["searcher.scoring_threads=2"]))
+    settings = load(
+        ClientSide,
+        Config(config=Path("carpool.toml"), assignments=["searcher.scoring_threads=2"]).given(),
+    )
     assert settings.kafka.bootstrap == "k:1"
     Path("carpool.toml").write_text("[gruoper]\npolicy = 'greedy'\n")
     with pytest.raises(ConfigError, match="gruoper"):
-        load(ClientSide, given(Path("carpool.toml"), []))
+        load(ClientSide, Config(config=Path("carpool.toml")).given())
 
 
 def test_client_commands_find_a_running_carpool_up_unless_brokers_are_named(
@@ -305,10 +309,10 @@ def test_client_commands_find_a_running_carpool_up_unless_brokers_are_named(
 ) -> None:
     run_file = RunFile(Path(".carpool/run"))
     run_file.write(Run(pid=os.getpid(), bootstrap="127.0.0.1:5", http={}))
-    assert load_client_side(given(None, [])).kafka.bootstrap == "127.0.0.1:5"
-    assert load_client_side(given(None, [], kafka={"bootstrap": "b:1"})).kafka.bootstrap == "b:1"
+    assert load_client_side(Config().given()).kafka.bootstrap == "127.0.0.1:5"
+    assert load_client_side(Config().given(kafka={"bootstrap": "b:1"})).kafka.bootstrap == "b:1"
     monkeypatch.setenv("CARPOOL_KAFKA_BOOTSTRAP", "e:1")
-    assert load_client_side(given(None, [])).kafka.bootstrap == "e:1"
+    assert load_client_side(Config().given()).kafka.bootstrap == "e:1"
 
 
 def test_the_file_of_a_dead_run_counts_as_absent() -> None:

@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer
 from rich.console import Console
 
 from carpool.dead_letters.letter import DeadLetter, Reason, make_letter, read_letter
+from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Message, Output
 from carpool.kafka.settings import KafkaSettings
-from cli.dlq.selecting import parse_place, parse_time_ms
-from cli.dlq.showing import age, letter_json, letter_text, letters_table
+from cli.dlq import parse_time_ms, place_of_letter
+from cli.letters import age, letter_json, letter_text, letters_table
 from schemas.record import Headers, Source, header
 from schemas.topics import DEAD_LETTER_MARKS, QUERIES, QUERIES_BATCH_DEAD, QUERIES_DEAD
 from tests.cli.support import Ended, carpool
@@ -68,15 +68,15 @@ def shown(output: Output) -> str:
 
 
 def test_a_place_needs_no_topic_where_there_is_but_one_that_can_be_meant() -> None:
-    assert parse_place("2/17", KAFKA) == (QUERIES_DEAD.name, 2, 17)
+    assert place_of_letter("2/17", KAFKA) == (QUERIES_DEAD.name, 2, 17)
     assert (
-        parse_place("rag.queries.v1.dlq/2/17", KAFKA)
-        == parse_place("rag.queries.v1/2/17", KAFKA)
-        == parse_place("2/17", KAFKA)
+        place_of_letter("rag.queries.v1.dlq/2/17", KAFKA)
+        == place_of_letter("rag.queries.v1/2/17", KAFKA)
+        == place_of_letter("2/17", KAFKA)
     )
     for text in ("", "2", "2/x", "a/b/c/2/17", "-1/2", "2/17 "):
-        with pytest.raises(typer.BadParameter, match="PARTITION/OFFSET"):
-            parse_place(text, KAFKA)
+        with pytest.raises(ConfigError, match="PARTITION/OFFSET"):
+            place_of_letter(text, KAFKA)
 
 
 def test_moments_are_ages_or_times() -> None:
@@ -90,7 +90,7 @@ def test_moments_are_ages_or_times() -> None:
     )
     assert parse_time_ms("2023-11-14T23:13:20+01:00", now_us) == 1_700_000_000_000
     for text in ("", "h", "2 h", "-2h", "yesterday", "2023-13-01"):
-        with pytest.raises(typer.BadParameter):
+        with pytest.raises(ConfigError):
             parse_time_ms(text, now_us)
 
 

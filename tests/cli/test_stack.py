@@ -29,12 +29,11 @@ from carpool.vllm import (
     vllm_environment,
 )
 from cli import stack
-from cli.all_settings import CarpoolSettings
 from cli.console import people
 from cli.main import main
-from cli.options import given, passed_on
+from cli.options import Config
 from cli.running import tell_ready
-from cli.settings import load
+from cli.settings import CarpoolSettings, load
 from cli.stack import (
     SERVICES,
     StackPlan,
@@ -65,7 +64,7 @@ PLAN = StackPlan(
 
 
 def settings_of(*assignments: str, **flags: dict[str, Any]) -> CarpoolSettings:
-    return load(CarpoolSettings, given(None, list(assignments), **flags))
+    return load(CarpoolSettings, Config(assignments=list(assignments)).given(**flags))
 
 
 def command_of(service: str, plan: StackPlan, *passed: str) -> list[str]:
@@ -176,7 +175,7 @@ def test_a_model_of_small_weights_gets_one_passage_unless_a_number_is_set(
             file.truncate(size_bytes)
         assert passages_for(vllm) == passages
 
-    chosen = given(None, ["generator.concurrency=3"])
+    chosen = Config(assignments=["generator.concurrency=3"]).given()
     assert chosen.is_default("generator", "passages_max")
     monkeypatch.setenv("CARPOOL_GENERATOR_PASSAGES_MAX", "3")
     assert not chosen.is_default("generator", "passages_max")
@@ -231,7 +230,9 @@ def test_the_key_and_the_url_reach_the_generator_alone(monkeypatch: pytest.Monke
     monkeypatch.setenv("CARPOOL_LLM_API_KEY", "sesame-key")
     monkeypatch.setenv("CARPOOL_LLM_BASE_URL", URL)
     settings = settings_of()
-    passed = passed_on(None, [f"llm.base_url={URL}", "llm.model=other", "grouper.nprobe=3"])
+    passed = Config(
+        assignments=[f"llm.base_url={URL}", "llm.model=other", "grouper.nprobe=3"]
+    ).passed_on()
     services = service_specs(PLAN, settings, passed)
     specs = [*services, broker_spec(PLAN, settings.up), vllm_spec(PLAN, settings)]
     knowing = {spec.name for spec in specs if "sesame" in str(dict(spec.environ))}

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from cli.status_values import GroupStatus, Member, Partition, PartitionIdle, ServiceStatus
-from cli.status_verdict import indexes_line, who_is_stuck
+from cli.status_verdict import (
+    GroupStatus,
+    Member,
+    Partition,
+    PartitionIdle,
+    ServiceStatus,
+    indexes_line,
+    who_is_stuck,
+)
 
 TOPIC = "rag.retrievals.v1"
 

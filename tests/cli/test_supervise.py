@@ -18,8 +18,7 @@ import pytest
 from carpool.errors import CarpoolError, ConfigError
 from carpool.guard import GuardedProcess
 from cli import supervise
-from cli.child import ChildSpec
-from cli.supervise import Interrupted, Supervisor, restart_delay_s
+from cli.supervise import ChildSpec, Interrupted, Supervisor, restart_delay_s
 from tests.waiting import WAIT_S, wait_until
 
 

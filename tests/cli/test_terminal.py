@@ -22,10 +22,10 @@ from carpool.disk.manifest import read_manifest, write_manifest
 from carpool.telemetry.logs import configure_logs
 from carpool.terminal import TerminalConsole, harmless, harmless_json
 from cli.answers import answer_text, evidence_lines, timing_line, timing_table
-from cli.dlq.showing import count, letter_text, letters_table, reasons_table, topics_table
+from cli.letters import count, letter_text, letters_table, reasons_table, topics_table
 from cli.status import Status
 from cli.status import _print as print_status
-from cli.status_values import GroupStatus, Member, Partition, ServiceStatus
+from cli.status_verdict import GroupStatus, Member, Partition, ServiceStatus
 from schemas.answer import AnswerError, Citation, Retrieved
 from schemas.record import Source
 from tests.cli.support import carpool
@@ -201,14 +201,11 @@ EXCEPTIONS = {
     "bench/papers/hedrarag/baselines.py",  # JSON to the process that started it
 }
 ALLOWED_LINES = {
-    ("cli/dlq/commands.py", "sys.stdout.buffer.write(letter.value)"),  # --raw: the bytes, asked for
-    ("cli/dlq/commands.py", "sys.stdout.flush()"),
-    ("cli/dlq/commands.py", "logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),"),
+    ("cli/dlq.py", "sys.stdout.buffer.write(letter.value)"),  # --raw: the bytes, asked for
+    ("cli/dlq.py", "sys.stdout.flush()"),
+    ("cli/console.py", "logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),"),
     ("cli/main.py", "os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()"),
-    (
-        "cli/up.py",
-        "stays = sys.stdout.isatty() if exit_after_demo is None else not exit_after_demo",
-    ),
+    ("cli/up.py", "stays = sys.stdout.isatty() if ends is None else not ends"),
 }
 
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.all_settings import CarpoolSettings
-from cli.settings import Given, load
+from cli.settings import CarpoolSettings, Given, load
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ import yaml
 
 from carpool.settings import load_settings
 from carpool.vllm import KV_POLICY, VllmSettings, kv_transfer_config
-from cli.all_settings import CarpoolSettings
+from cli.settings import CarpoolSettings
 from tests.cli.support import carpool
 
 ROOT = Path(__file__).resolve().parents[2]

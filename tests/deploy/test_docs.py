@@ -10,9 +10,8 @@ from types import ModuleType
 import pytest
 
 from carpool.settings import SECTIONS
-from cli.all_settings import CarpoolSettings
 from cli.exit_codes import EXIT_CODES
-from cli.settings import section_kinds
+from cli.settings import CarpoolSettings, section_kinds
 from schemas.headers import ERROR_PREFIX, HEADERS
 from tests.deploy.doc_blocks import BLOCK, ROOT, blocks_of, runnable_pages
 

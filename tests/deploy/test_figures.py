@@ -16,10 +16,9 @@ from typer.main import get_command
 
 from bench.cli import app as bench
 from bench.search.contestants.registry import chosen_names
-from cli.all_settings import CarpoolSettings
 from cli.index import app as index
 from cli.main import app as carpool
-from cli.settings import Given, load
+from cli.settings import CarpoolSettings, Given, load
 from indexer.plan.defaults import default_nprobe
 from tests.deploy.doc_blocks import BLOCK, ROOT
 from tests.deploy.test_docs import name_of, pages

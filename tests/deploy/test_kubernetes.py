@@ -21,8 +21,8 @@ from carpool.loop.loop import CLOSE_US
 from carpool.run_service import DRAIN_US
 from carpool.settings.load import load_settings
 from carpool.telemetry.metrics import Metrics
-from cli.all_settings import CarpoolSettings
 from cli.services import INPUTS
+from cli.settings import CarpoolSettings
 from tests.deploy.test_compose import services as compose_services
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from carpool.kafka.embedded import free_port
 from carpool.vllm import VllmSettings, kv_events_in, model_name, vllm_command, vllm_environment
-from cli.child import Child, ChildSpec
 from cli.http import probe_vllm
+from cli.supervise import Child, ChildSpec
 from tests.waiting import wait_until
 
 DEFAULT_MODEL = Path(".carpool/models/smollm2-135m-instruct")

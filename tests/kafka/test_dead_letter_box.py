@@ -11,8 +11,7 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.dead_letters.box import BATCH_LETTERS_MAX, DeadLetterBox
-from carpool.dead_letters.letter import DeadLetter, Reason, make_letter
-from carpool.dead_letters.selection import Selection
+from carpool.dead_letters.letter import DeadLetter, Reason, Selection, make_letter
 from carpool.errors import CarpoolError, FencedError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.librdkafka import LibrdkafkaProducer, LibrdkafkaTransactionalProducer

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from carpool.dead_letters.letter import (
     DeadLetter,
     Reason,
+    Selection,
     make_letter,
     read_letter,
     replay_output,
 )
-from carpool.dead_letters.selection import Selection
 from carpool.kafka.admin import create_topics
 from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Output

@@ -11,7 +11,7 @@ from carpool.kafka.records import Message
 from carpool.kafka.sizes import record_bytes
 from carpool.loop.reject import reject_outputs
 from carpool.loop.retry import attempt_of, begin_us_of, believed, origin_of, read_query
-from cli.dlq.showing import letter_json, letter_text
+from cli.letters import letter_json, letter_text
 from schemas.answer import Answer, PartialAnswer
 from schemas.cancel import Cancel
 from schemas.codec import decode, encode

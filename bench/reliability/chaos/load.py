@@ -15,7 +15,7 @@ from bench.core.session import require_all_sent
 from bench.reliability.chaos.questions import WORD, ChaosQuestion
 from carpool.clock import SystemClock
 from carpool.dead_letters.box import DeadLetterBox
-from carpool.dead_letters.selection import Selection
+from carpool.dead_letters.letter import Selection
 from carpool.errors import CarpoolError
 from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings

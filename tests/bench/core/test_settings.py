@@ -12,7 +12,7 @@ from bench.core.kafka import kafka_settings
 from bench.core.stack import parse_settings
 from carpool.errors import ConfigError
 from carpool.settings import environment_name
-from cli.all_settings import CarpoolSettings
+from cli.settings import CarpoolSettings
 
 NO_SETTINGS = {"CARPOOL_DATA", "CARPOOL_CGROUP", "CARPOOL_CGROUPS", "CARPOOL_KAFKA"}
 

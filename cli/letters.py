@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -52,35 +53,24 @@ class TopicCount(msgspec.Struct, kw_only=True):
 
 def count(topic: str, letters: Iterable[DeadLetter], *, marked: bool) -> TopicCount:
     """Returns the counts of a topic: reasons and ages of open letters; with `marked`, of all."""
-    counted = TopicCount(topic=topic, reasons=[])
+    counted, actions = TopicCount(topic=topic, reasons=[]), Counter[str]()
     reasons: dict[str, ReasonCount] = {}
     for letter in letters:
-        counted.letters += 1
-        if letter.mark is None:
-            counted.open += 1
-        elif letter.mark.action == "replayed":
-            counted.replayed += 1
-        else:
-            counted.dropped += 1
-        if letter.mark is None or marked:
-            _note(counted, reasons, letter)
+        actions[letter.mark.action if letter.mark else "open"] += 1
+        if letter.mark is not None and not marked:
+            continue
+        written_ms = letter.place.timestamp_ms
+        counted.oldest_ms = min(written_ms, counted.oldest_ms or written_ms)
+        counted.newest_ms = max(written_ms, counted.newest_ms or written_ms)
+        reason = reasons.setdefault(letter.reason, ReasonCount(reason=letter.reason))
+        reason.letters += 1
+        if written_ms >= reason.newest_ms:
+            reason.newest_ms, reason.newest = written_ms, letter.place.place
+            reason.message = letter.message
+    counted.letters, counted.open = actions.total(), actions["open"]
+    counted.replayed, counted.dropped = actions["replayed"], actions["dropped"]
     counted.reasons = sorted(reasons.values(), key=lambda each: (-each.letters, each.reason))
     return counted
-
-
-def _note(counted: TopicCount, reasons: dict[str, ReasonCount], letter: DeadLetter) -> None:
-    written_ms = letter.place.timestamp_ms
-    counted.oldest_ms = (
-        written_ms if counted.oldest_ms is None else min(counted.oldest_ms, written_ms)
-    )
-    counted.newest_ms = (
-        written_ms if counted.newest_ms is None else max(counted.newest_ms, written_ms)
-    )
-    reason = reasons.setdefault(letter.reason, ReasonCount(reason=letter.reason))
-    reason.letters += 1
-    if written_ms >= reason.newest_ms:
-        reason.newest_ms, reason.newest = written_ms, letter.place.place
-        reason.message = letter.message
 
 
 def topics_table(topics: Sequence[TopicCount], now_ms: int) -> Table:
@@ -101,19 +91,13 @@ def topics_table(topics: Sequence[TopicCount], now_ms: int) -> Table:
 
 def reasons_table(topic: TopicCount, now_ms: int) -> Table:
     """Returns one row for each reason, with its newest letter as an example."""
-    made = table(
-        "reason",
-        "letters",
-        "newest",
-        "for example",
-        "",
-        right=("letters",),
-        whole=("reason", "for example"),
-    )
+    names = ("reason", "letters", "newest", "for example", "")
+    made = table(*names, right=("letters",), whole=("reason", "for example"))
     for each in topic.reasons:
         newest = age(each.newest_ms, now_ms)
-        why = _one_line(each.message)
-        made.add_row(Text(each.reason), f"{each.letters:,}", newest, each.newest, why)
+        made.add_row(
+            Text(each.reason), f"{each.letters:,}", newest, each.newest, _one_line(each.message)
+        )
     return made
 
 
@@ -151,8 +135,7 @@ def age(moment_ms: int | None, now_ms: int) -> str:
 def letter_text(letter: DeadLetter) -> Text:
     """Returns one letter in full: reason, headers (secrets as stars), value."""
     lines = [Text(letter.place.place, style="bold")]
-    written = _time(letter.place.timestamp_ms)
-    lines.append(_row("written", written))
+    lines.append(_row("written", _time(letter.place.timestamp_ms)))
     if letter.mark is not None:
         lines.append(_row(letter.mark.action, _time(letter.mark.marked_us // 1_000)))
     lines += [_row(name, text) for name, text in letter.errors.items() if text]
