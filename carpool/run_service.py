@@ -20,8 +20,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.checks import Deployment
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
 from carpool.kafka.deployment import WATCH_S, DeploymentWatch, check_deployment, require_fit
-from carpool.kafka.instance_id import configured_instance_id
-from carpool.kafka.librdkafka.namesake import wait_until_name_is_free
+from carpool.kafka.librdkafka.namesake import configured_instance_id, wait_until_name_is_free
 from carpool.kafka.librdkafka.purge import PURGE_S, ProcessedRecordsPurge
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import make_consumer, make_delivery
@@ -93,19 +92,13 @@ def run_service(
 ) -> None:
     """Runs the service `name` until SIGTERM or SIGINT, which drain it.
 
-    A second signal ends the process immediately. Blocks. Raises `CarpoolError` that says what to do
-    when the service cannot start or cannot go on.
+    A second signal ends the process immediately. Blocks. Raises `CarpoolError`.
     """
-    sys.setswitchinterval(SWITCH_S)
     configure_logs(service=name, level=logs.level)
-    clock = SystemClock()
-    metrics = Metrics()
-    group = kafka.group_of(name)
+    clock, metrics, group = SystemClock(), Metrics(), kafka.group_of(name)
     tracer = make_tracer(service=name, group=group)
     deployment = _checked(kafka, name, group, intake.topics, Refusal(clock))
-    if not deployment.has_transactions:  # the embedded broker: new records end no fetch
-        fetch_wait = {"fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS}
-        kafka = msgspec.structs.replace(kafka, librdkafka=fetch_wait | kafka.librdkafka)
+    kafka = _fetching_in_time(kafka, deployment)
     loop = Loop(
         name=name,
         group=group,
@@ -158,6 +151,14 @@ def _checked(
     return deployment
 
 
+def _fetching_in_time(kafka: KafkaSettings, deployment: Deployment) -> KafkaSettings:
+    if deployment.has_transactions:
+        return kafka
+    # The embedded broker: new records end no fetch.
+    fetch_wait = {"fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS}
+    return msgspec.structs.replace(kafka, librdkafka=fetch_wait | kafka.librdkafka)
+
+
 def _watch(
     kafka: KafkaSettings, name: StageName, group: str, deployment: Deployment, loop: Loop[R]
 ) -> None:
@@ -168,6 +169,7 @@ def _watch(
 
 
 def _run(loop: Loop[R], kafka: KafkaSettings, group: str, instance_id: str | None) -> None:
+    sys.setswitchinterval(SWITCH_S)
     # A collection over all imported objects would stop every thread for a quarter of a second.
     gc.freeze()
     try:

@@ -42,6 +42,7 @@ from schemas.topics import QUERY_TOPICS
 PUBLISHED_AT_ONCE = 100
 """Questions whose ids are printed together, once the brokers have them."""
 ASKED_IN_THE_SAME_WAY = ("top_k", "nprobe", "workflow")
+BATCH = "Class batch: interactive questions go first; --priority is not used."
 ONCE = (
     "Publish no question that its topic has already (for 7 days) with the same --top-k, --nprobe "
     "and --workflow, but print the id that it has. Equal lines are one question. Needs the right "
@@ -185,13 +186,7 @@ def publish(
     query_id: Annotated[
         str | None, typer.Option("--id", help="Its id. Default: a new UUID.")
     ] = None,
-    batch: Annotated[
-        bool,
-        typer.Option(
-            "--batch",
-            help="Class batch: interactive questions go first; --priority is not used.",
-        ),
-    ] = False,
+    batch: Annotated[bool, typer.Option("--batch", help=BATCH)] = False,
     deadline: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Seconds after which the answer is no longer useful."),
@@ -217,17 +212,16 @@ def publish(
     lines = _read_lines() if question == "-" else [(1, question)]
     if query_id is not None and len(lines) != 1:
         raise ConfigError(f"--id names one question, and there are {len(lines)}")
-    arguments = options.arguments()
-    arguments["query_id"] = query_id
+    arguments: QuestionArgs = {**options.arguments(), "query_id": query_id}
     if batch:
         arguments["priority"] = "batch"
     # What no line can have, such as a bad graph, is refused once and not for each line.
     record = build_record("a line", now_us=0, **arguments)
-    like, known = decode(Query, record.value, record.headers), {}
+    known: dict[str, str] = {}
     if once:
-        unique = {text: number for number, text in lines}
-        lines = [(number, text) for text, number in unique.items()]
-        known = _published(settings, unique, like)
+        lines = [(number, text) for text, number in {text: n for n, text in lines}.items()]
+        like = decode(Query, record.value, record.headers)
+        known = _published(settings, {text for _, text in lines}, like)
     if asyncio.run(_publish(settings, lines, known, deadline, arguments, as_json=as_json)):
         raise typer.Exit(FAILED)
 

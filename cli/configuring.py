@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import typer
 
-from carpool.settings import Secret, describe
-from carpool.settings.sections import SettingDoc
+from carpool.settings import Secret, SettingDoc, describe
 from carpool.terminal import without_password
 from cli.console import print_json, print_plain
 from cli.options import JsonOption, Sources, spread

@@ -11,11 +11,10 @@ import typer
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.clients import Position
 from carpool.kafka.deployment import broker_facts
-from carpool.kafka.librdkafka.group_offsets import GroupOffsets
-from carpool.kafka.move_position import reset_to, skipped
+from carpool.kafka.librdkafka.committed import GroupOffsets
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.standing import Standing, missing_records
+from carpool.kafka.standing import Standing, missing_records, reset_to, skipped
 from cli.console import output
 from cli.exit_codes import FAILED
 from cli.options import Beside, command_group, logical_topic, parse_place, spread

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import broker_command, broker_environment, free_port
-from carpool.settings.sections import environment_name
+from carpool.settings import environment_name
 from carpool.terminal import without_password
 from carpool.vllm import (
     GPU_MEMORY_OPTION,

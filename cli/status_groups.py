@@ -13,7 +13,7 @@ from carpool.clock import SystemClock
 from carpool.errors import DeploymentError, RetryableError
 from carpool.kafka.cluster import cluster_metadata, quiet_admin, told
 from carpool.kafka.commit_metadata import decode_metadata
-from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.librdkafka.ask_brokers import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition

@@ -141,12 +141,10 @@ def check(
             output().print(each.program, style="bold")
             for number, step in enumerate(each.steps, start=1):
                 output().print(f"{number:>3}  {step}", soft_wrap=True)
-            output().print(
-                Text(f"error: {each.error}", "red")
-                if each.error
-                else f"     answer  {each.answer}",
-                soft_wrap=True,
+            end = (
+                Text(f"error: {each.error}", "red") if each.error else f"     answer  {each.answer}"
             )
+            output().print(end, soft_wrap=True)
     if any(each.error for each in checked):
         raise typer.Exit(FAILED)
 

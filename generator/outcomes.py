@@ -47,8 +47,8 @@ from generator.warmer import Warmed
 from generator.workflow.next_record import next_output
 from generator.workflow.turns import Turn, next_turn
 from schemas.answer import Answer, ErrorType, steps_done
-from schemas.codec import tenant_of
 from schemas.errors import RecordError
+from schemas.headers import tenant_of
 from schemas.query import Query, finished_steps
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult

@@ -66,8 +66,8 @@ from generator.settings import PROMPTS_A_SERVER, GeneratorSettings, LlmSettings
 from generator.tracing import search_spans
 from generator.warmer import Warmed, Warmer
 from generator.workflow.turns import GenerateNext, SearchNext, next_turn, with_found
-from schemas.codec import tenant_of
 from schemas.errors import RecordError
+from schemas.headers import tenant_of
 from schemas.query import finished_steps
 from schemas.retrieval import Retrieval
 

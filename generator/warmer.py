@@ -31,7 +31,7 @@ from generator.plan.warm_ups import (
     common,
 )
 from generator.prompts import PreparedPrompt
-from schemas.codec import tenant_of
+from schemas.headers import tenant_of
 from schemas.retrieval import Retrieval
 
 SEARCHES_MAX = 1_000

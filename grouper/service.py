@@ -42,8 +42,8 @@ from grouper.records import expired
 from grouper.settings import GrouperSettings
 from grouper.work import PreparedWindow, WindowWork
 from grouper.workflows import begins_workflow, begun, first_step
-from schemas.codec import tenant_of
 from schemas.errors import RecordError
+from schemas.headers import tenant_of
 from schemas.query import Query, finished_steps
 from schemas.topics import is_batch
 

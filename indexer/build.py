@@ -16,11 +16,9 @@ from carpool.disk.extents import SEGMENT_BYTES_MAX
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
 from carpool.embedding.loader import fingerprint_of, load_embedder
 from carpool.errors import ConfigError
-from indexer.corpus import CorpusReader, file_sha256
-from indexer.duplicates import SeenIds
-from indexer.plan.resume import Resume, plan_resume
-from indexer.plan.shards import SHARD_ROWS, plan_shards
+from indexer.corpus import CorpusReader, SeenIds, file_sha256
 from indexer.plan.state import (
+    SHARD_ROWS,
     BuildIdentity,
     BuildState,
     ClusteringIdentity,
@@ -28,7 +26,10 @@ from indexer.plan.state import (
     DocumentsDone,
     LayoutIdentity,
     LineProblem,
+    Resume,
     VectorsIdentity,
+    plan_resume,
+    plan_shards,
 )
 from indexer.progress import ProgressReport
 from indexer.settings import IndexerConfig

@@ -9,7 +9,7 @@ import numpy as np
 
 from carpool.codes.int4 import Encoder, code_layout
 from carpool.disk.checked_file import CheckedFileWriter
-from carpool.disk.code_files import codes_name, padded
+from carpool.disk.extents import codes_name, padded
 from carpool.disk.index import files_of, open_index
 from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from carpool.disk.pages import dense

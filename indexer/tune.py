@@ -25,7 +25,7 @@ from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import Manifest, RecallRow, RecallTable, read_manifest, write_manifest
 from carpool.disk.pages import PageLayout, dense
 from carpool.errors import ConfigError
-from indexer.plan.recall_table import TARGETS, ceilings, nprobes_for
+from indexer.plan.defaults import TARGETS, ceilings, nprobes_for
 from indexer.progress import ProgressReport
 
 QUESTIONS_MIN = 100

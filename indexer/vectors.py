@@ -19,7 +19,7 @@ from carpool.embedding.embedder import batches
 from carpool.errors import ConfigError, CorruptionError
 from carpool.foreign_files import refuse_foreign
 from indexer.corpus import passage_text
-from indexer.plan.shards import Shard
+from indexer.plan.state import Shard
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

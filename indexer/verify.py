@@ -12,11 +12,10 @@ import numpy as np
 
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.checked_file import PAGE_BYTES, SUM_SUFFIX, CheckedFile
-from carpool.disk.code_files import codes_name
 from carpool.disk.document_rows import DOCUMENT_ROWS_NAME, NO_ROW, read_document_rows
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents
-from carpool.disk.extents import ClusterExtent, segment_name
+from carpool.disk.extents import ClusterExtent, codes_name, segment_name
 from carpool.disk.files import check_no_hole, check_size, file_crc32, open_regular
 from carpool.disk.index import files_of
 from carpool.disk.manifest import Manifest, read_manifest

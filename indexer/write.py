@@ -100,10 +100,8 @@ def write_clusters(
         extents=plan.extents,
         encoders=[Encoder(code, centroids, rotation) for code in plan.codes],
     )
-    if writer.next_cluster:
-        progress.note(
-            f"{writer.next_cluster:,} of {len(plan.extents):,} clusters were written before"
-        )
+    if first := writer.next_cluster:
+        progress.note(f"{first:,} of {len(plan.extents):,} clusters were written before")
     counts = [extent.row_count for extent in writer.remaining]
     if memory_bytes < (least_bytes := memory_min_bytes(plan.layout, counts)):
         raise ConfigError(
@@ -114,13 +112,8 @@ def write_clusters(
     passes = plan_passes(plan.layout, counts, memory_bytes=memory_bytes)
     order = np.argsort(clusters, kind="stable")
     ends = np.cumsum([extent.row_count for extent in plan.extents])
-    first = writer.next_cluster
-    progress.start(
-        f"writing clusters, {len(passes)} passes (rows)"
-        if len(passes) != 1
-        else "writing clusters (rows)",
-        vectors.row_count * len(passes),
-    )
+    many = f", {len(passes)} passes" if len(passes) != 1 else ""
+    progress.start(f"writing clusters{many} (rows)", vectors.row_count * len(passes))
     try:
         for positions in passes:
             taken = range(first + positions.start, first + positions.stop)

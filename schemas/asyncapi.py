@@ -55,40 +55,36 @@ def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
         "defaultContentType": "application/json",
         "channels": {_name(topic): _channel(topic) for topic in TOPICS},
         "operations": {
-            "receiveQuery": {
-                "action": "receive",
-                "channel": _channel_of(QUERIES),
-                "summary": "A question. Each record gets exactly one terminal answer, unless its "
-                "compressed batch cannot be unpacked.",
-                "reply": {"channel": _channel_of(ANSWERS)},
-            },
-            "receiveBatchQuery": {
-                "action": "receive",
-                "channel": _channel_of(QUERIES_BATCH),
-                "summary": "A question that may wait for those of `receiveQuery`.",
-                "reply": {"channel": _channel_of(ANSWERS)},
-            },
-            "receiveCancel": {
-                "action": "receive",
-                "channel": _channel_of(CANCELS),
-                "summary": "Withdraws a question, which then ends as `cancelled`; best effort.",
-            },
-            "sendAnswer": {
-                "action": "send",
-                "channel": _channel_of(ANSWERS),
-                "summary": "The terminal answer to a question of either class.",
-            },
-            "sendPartialAnswer": {
-                "action": "send",
-                "channel": _channel_of(PARTIAL_ANSWERS),
-                "summary": "A piece of an answer as it is written, or, with `step`, a finished "
-                "step of a workflow; best effort.",
-            },
+            "receiveQuery": _operation(
+                QUERIES,
+                "A question. Each record gets exactly one terminal answer, unless its compressed "
+                "batch cannot be unpacked.",
+            ),
+            "receiveBatchQuery": _operation(
+                QUERIES_BATCH, "A question that may wait for those of `receiveQuery`."
+            ),
+            "receiveCancel": _operation(
+                CANCELS, "Withdraws a question, which then ends as `cancelled`; best effort."
+            ),
+            "sendAnswer": _operation(ANSWERS, "The terminal answer to a question of either class."),
+            "sendPartialAnswer": _operation(
+                PARTIAL_ANSWERS,
+                "A piece of an answer as it is written, or, with `step`, a finished step of a "
+                "workflow; best effort.",
+            ),
         },
         "components": {
             "messages": {_name(topic): _message(topic, schema_files) for topic in TOPICS}
         },
     }
+
+
+def _operation(topic: Topic, summary: str) -> dict[str, Any]:
+    action = "send" if topic in (ANSWERS, PARTIAL_ANSWERS) else "receive"
+    operation = {"action": action, "channel": _channel_of(topic), "summary": summary}
+    if topic.name in QUERY_TOPICS:
+        operation["reply"] = {"channel": _channel_of(ANSWERS)}
+    return operation
 
 
 def _name(topic: Topic) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from schemas.answer import Answer, PartialAnswer
 from schemas.cancel import Cancel
 from schemas.deadletter import DeadLetterMark
-from schemas.errors import Reason, RecordError
+from schemas.errors import RecordError, refusal_of
 from schemas.group import Group
 from schemas.headers import (
     ATTEMPT_HEADER,
@@ -27,7 +27,6 @@ from schemas.headers import (
     DEADLINE_HEADER,
     KEY_HEADER,
     PRIORITY_HEADER,
-    TENANT_HEADER,
     UNREADABLE_HEADERS,
 )
 from schemas.query import QUERY_BYTES_MAX, Query, check_query
@@ -42,53 +41,33 @@ JSON_TYPE = "application/json"
 STRUCTURED_TYPE = "application/cloudevents+json"
 TEXT_TYPE = "text/plain"
 SPEC_VERSION = "1.0"
-TENANT_CHARS_MAX = 256
 
-PASSED_ON = (
-    "traceparent",
-    "tracestate",
-    "correlation_id",
-    "reply_to",
-    ATTEMPT_HEADER,
-    KEY_HEADER,
-)
+PASSED_ON = ("traceparent", "tracestate", "correlation_id", "reply_to", ATTEMPT_HEADER, KEY_HEADER)
 """Headers of a query that every record made from it carries too."""
 PASSED_ON_BYTES_MAX = 16 * 1024
 """Most bytes of these headers: a query with more is refused, so its answer fits its topic."""
 PUBLISHED_BYTES_MAX = PASSED_ON_BYTES_MAX - 128
 """Most bytes of them in a published query: services add `traceparent` and the attempt."""
-
 SERVICE_QUERY_BYTES_MAX = QUERY_BYTES_MAX + 2 * JOURNAL_BYTES_MAX
 """Most bytes of a query that a service publishes: it may have a journal, which has its root."""
-
 KEY_BYTES_MAX = 1_024
 """A longer key of a query is not in its answer."""
-
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Some programs write it before UTF-8. It is no part of a query."""
-
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 """A number in a header, with at most as many digits as 64 bits allow."""
 
-EVENT_TYPES: dict[type[Record], str] = {
-    Query: "rag.query.submitted",
-    Group: "rag.group.planned",
-    Retrieval: "rag.retrieval.completed",
-    Answer: "rag.answer.completed",
-    PartialAnswer: "rag.answer.extended",
-    Cancel: "rag.query.cancelled",
-    DeadLetterMark: "rag.letter.marked",
+_NAMES: dict[type[Record], tuple[str, str]] = {
+    Query: ("query.submitted", "query"),
+    Group: ("group.planned", "group"),
+    Retrieval: ("retrieval.completed", "retrieval"),
+    Answer: ("answer.completed", "answer"),
+    PartialAnswer: ("answer.extended", "partial-answer"),
+    Cancel: ("query.cancelled", "cancel"),
+    DeadLetterMark: ("letter.marked", "dead-letter-mark"),
 }
-
-SCHEMAS: dict[type[Record], str] = {
-    Query: "urn:carpool:query:1",
-    Group: "urn:carpool:group:1",
-    Retrieval: "urn:carpool:retrieval:1",
-    Answer: "urn:carpool:answer:1",
-    PartialAnswer: "urn:carpool:partial-answer:1",
-    Cancel: "urn:carpool:cancel:1",
-    DeadLetterMark: "urn:carpool:dead-letter-mark:1",
-}
+EVENT_TYPES = {kind: f"rag.{event}" for kind, (event, _) in _NAMES.items()}
+SCHEMAS = {kind: f"urn:carpool:{name}:1" for kind, (_, name) in _NAMES.items()}
 """The version of each record (CloudEvents `dataschema`). A reader refuses unknown versions."""
 
 _encoder = msgspec.json.Encoder()
@@ -106,19 +85,15 @@ def encode(
     is epoch microseconds, and the headers `PASSED_ON` of `passed_on` are copied. Raises
     `RecordError` for text that is not well-formed.
     """
-    time = (
-        datetime.fromtimestamp(time_us / 1_000_000, UTC)
-        .isoformat(timespec="milliseconds")
-        .replace("+00:00", "Z")
-    )
     kind = type(record)
+    moment = datetime.fromtimestamp(time_us / 1_000_000, UTC).replace(tzinfo=None)
     attributes = (
         (CONTENT_TYPE, JSON_TYPE),
         ("ce_specversion", SPEC_VERSION),
         ("ce_id", event_id),
         ("ce_source", source),
         ("ce_type", EVENT_TYPES[kind]),
-        ("ce_time", time),
+        ("ce_time", moment.isoformat(timespec="milliseconds") + "Z"),
         ("ce_dataschema", SCHEMAS[kind]),
     )
     try:
@@ -192,21 +167,7 @@ def _decode_query(value: bytes | None, headers: Headers, source: Source) -> Quer
     if not value:
         raise RecordError("empty", "the record has no value; send a question")
     _check_headers(headers)
-    is_of_service = source.topic in RETRY_TOPICS
-    headers_max = PASSED_ON_BYTES_MAX if is_of_service else PUBLISHED_BYTES_MAX
-    if (size := _size_of(pair for pair in headers if pair[0] in PASSED_ON)) > headers_max:
-        names = ", ".join(PASSED_ON)
-        raise RecordError(
-            "too_large",
-            f"the headers {names} are {size} bytes; at most {headers_max} are passed on",
-        )
-    bytes_max = SERVICE_QUERY_BYTES_MAX if is_of_service else QUERY_BYTES_MAX
-    if len(value) > bytes_max:
-        raise RecordError(
-            "too_large",
-            f"the query is {len(value)} bytes; at most {bytes_max} are accepted. Write its text as "
-            "UTF-8: with escapes (\\ud83d\\ude00) a character has up to 12 bytes",
-        )
+    _check_size(value, headers, is_of_service=source.topic in RETRY_TOPICS)
     if value[0] == 0 and len(value) > 5:
         raise RecordError(
             "bad_envelope",
@@ -214,7 +175,9 @@ def _decode_query(value: bytes | None, headers: Headers, source: Source) -> Quer
             "plain JSON or text, without a schema registry",
         )
     value = value.removeprefix(BYTE_ORDER_MARK)
-    content_type = (_text(headers, CONTENT_TYPE) or _sniff(value)).split(";")[0].strip().lower()
+    # Without a content type it is JSON by its first byte, else text.
+    like = JSON_TYPE if value.lstrip()[:1] in (b"{", b"[") else TEXT_TYPE
+    content_type = (_text(headers, CONTENT_TYPE) or like).split(";")[0].strip().lower()
     event_id: str | None = None
     if content_type == STRUCTURED_TYPE:
         body, event_id = _structured(value)
@@ -229,15 +192,27 @@ def _decode_query(value: bytes | None, headers: Headers, source: Source) -> Quer
                 "bad_envelope",
                 f"content-type {content_type!r} is not known; use {JSON_TYPE} or {TEXT_TYPE}",
             )
-    named = next(
-        (name for name in (header_id, event_id, body.get("query_id")) if name is not None), None
-    )
-    if named is None:
-        named = id_of_record(source)
+    ids = (header_id, event_id, body.get("query_id"), id_of_record(source))
+    fields = _header_fields(headers) | {"query_id": next(id for id in ids if id is not None)}
     # Encoded and decoded again: the decoder reads base64 vectors and JSON filters.
-    return _decode_json(
-        Query, _encoder.encode({**body, **_header_fields(headers), "query_id": named})
-    )
+    return _decode_json(Query, _encoder.encode(body | fields))
+
+
+def _check_size(value: bytes, headers: Headers, *, is_of_service: bool) -> None:
+    headers_max = PASSED_ON_BYTES_MAX if is_of_service else PUBLISHED_BYTES_MAX
+    if (size := _size_of(pair for pair in headers if pair[0] in PASSED_ON)) > headers_max:
+        raise RecordError(
+            "too_large",
+            f"the headers {', '.join(PASSED_ON)} are {size} bytes; at most {headers_max} are "
+            "passed on",
+        )
+    bytes_max = SERVICE_QUERY_BYTES_MAX if is_of_service else QUERY_BYTES_MAX
+    if len(value) > bytes_max:
+        raise RecordError(
+            "too_large",
+            f"the query is {len(value)} bytes; at most {bytes_max} are accepted. Write its text as "
+            "UTF-8: with escapes (\\ud83d\\ude00) a character has up to 12 bytes",
+        )
 
 
 def _structured(value: bytes) -> tuple[dict[str, Any], str | None]:
@@ -273,20 +248,6 @@ def _header_fields(headers: Headers) -> dict[str, Any]:
                 )
             fields[field] = int(text)
     return fields
-
-
-def tenant_of(headers: Headers) -> str:
-    """Returns the tenant for fair scheduling, at most `TENANT_CHARS_MAX` characters; "" for none.
-
-    The header `rag-tenant` does not isolate data; the field `tenant` of a query asks for isolation.
-    """
-    value = header(headers, TENANT_HEADER)
-    return "" if value is None else value.decode(errors="replace")[:TENANT_CHARS_MAX]
-
-
-def _sniff(value: bytes) -> str:
-    """Returns the content type of a value without one: JSON by its first byte, else text."""
-    return JSON_TYPE if value.lstrip()[:1] in (b"{", b"[") else TEXT_TYPE
 
 
 def _check_headers(headers: Headers) -> None:
@@ -350,25 +311,12 @@ def _decode_json(kind: type[R], value: bytes) -> R:
         record: R = _decoders[kind].decode(value)
         return record
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise refusal_of(str(error)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         _utf8(value)
         raise RecordError("not_json", f"the value is not JSON: {error}") from None
     except UnicodeDecodeError as error:
         raise RecordError("invalid_utf8", f"the value is not UTF-8: {error.reason}") from None
-
-
-def _invalid(message: str) -> RecordError:
-    """Returns reason and field of a message such as "Expected `int`, got `str` - at `$.top_k`"."""
-    text, _, path = message.partition(" - at `")
-    field = path.rstrip("`") or "$"
-    reason: Reason = "invalid_value"
-    if "missing required field" in text:
-        reason = "missing_field"
-        field = f"{field}.{text.rsplit('`', 2)[1]}"
-    elif ", got `" in text:
-        reason = "wrong_type"
-    return RecordError(reason, f"{field}: {text}", field=field)
 
 
 def identified(

@@ -39,3 +39,16 @@ class RecordError(ValueError):
         self.reason: Reason = reason
         self.field = field
         self.query_id = query_id
+
+
+def refusal_of(message: str) -> RecordError:
+    """Returns reason and field of a message such as "Expected `int`, got `str` - at `$.top_k`"."""
+    text, _, path = message.partition(" - at `")
+    field = path.rstrip("`") or "$"
+    reason: Reason = "invalid_value"
+    if "missing required field" in text:
+        reason = "missing_field"
+        field = f"{field}.{text.rsplit('`', 2)[1]}"
+    elif ", got `" in text:
+        reason = "wrong_type"
+    return RecordError(reason, f"{field}: {text}", field=field)

@@ -6,12 +6,13 @@ from typing import Literal
 
 import msgspec
 
-from schemas.record import Headers
+from schemas.record import Headers, header
 
 CONTENT_TYPE = "content-type"
 DEADLINE_HEADER = "rag-deadline-ms"
 PRIORITY_HEADER = "rag-priority"
 TENANT_HEADER = "rag-tenant"
+TENANT_CHARS_MAX = 256
 ATTEMPT_HEADER = "rag-attempt"
 KEY_HEADER = "rag-key"
 NOT_BEFORE_HEADER = "rag-not-before-ms"
@@ -182,3 +183,12 @@ HEADERS: tuple[HeaderDoc, ...] = (
 def ignored_retry_headers(headers: Headers) -> Headers:
     """Returns the headers, those of retries under names that no service believes."""
     return tuple((IGNORED_NAMES.get(name, name), value) for name, value in headers)
+
+
+def tenant_of(headers: Headers) -> str:
+    """Returns the tenant for fair scheduling, at most `TENANT_CHARS_MAX` characters; "" for none.
+
+    The header `rag-tenant` does not isolate data; the field `tenant` of a query asks for isolation.
+    """
+    value = header(headers, TENANT_HEADER)
+    return "" if value is None else value.decode(errors="replace")[:TENANT_CHARS_MAX]

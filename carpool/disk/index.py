@@ -12,7 +12,6 @@ import numpy.typing as npt
 from carpool.codes.codec import CODEC, CodeLayout
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.checked_file import CheckedFile
-from carpool.disk.code_files import CodeExtent, codes_name, plan_codes
 from carpool.disk.document_rows import (
     DOCUMENT_ROWS_NAME,
     first_rows,
@@ -20,7 +19,7 @@ from carpool.disk.document_rows import (
 )
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents
-from carpool.disk.extents import ClusterExtent, segment_name
+from carpool.disk.extents import ClusterExtent, CodeExtent, codes_name, plan_codes, segment_name
 from carpool.disk.files import check_size, damage
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.pages import ClusterPages, PageLayout

@@ -20,8 +20,14 @@ import xxhash
 
 from carpool.codes.codec import CodeLayout
 from carpool.disk.checked_file import PAGE_BYTES, CheckedFile, CheckedFileWriter, side_name
-from carpool.disk.code_files import codes_name, padded
-from carpool.disk.extents import HEADER_BYTES, ClusterExtent, segment_name, segment_size_bytes
+from carpool.disk.extents import (
+    HEADER_BYTES,
+    ClusterExtent,
+    codes_name,
+    padded,
+    segment_name,
+    segment_size_bytes,
+)
 from carpool.disk.files import damage, file_crc32, open_regular, read_exactly
 from carpool.disk.manifest import FileEntry
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8, encode_pages

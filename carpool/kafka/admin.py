@@ -22,8 +22,7 @@ from carpool.errors import ConfigError
 from carpool.kafka.acls import Acl
 from carpool.kafka.checks import TopicFacts, named_at_brokers
 from carpool.kafka.cluster import cluster_metadata, quiet_admin, told
-from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.librdkafka.broker_config import settings_of
+from carpool.kafka.librdkafka.ask_brokers import reply, settings_of
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import TOPICS, Topic
 

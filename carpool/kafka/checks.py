@@ -56,6 +56,10 @@ CAPS_IN_SYNC = "telemetry.max.bytes"
 """A setting of brokers from Kafka 3.7 on. These acknowledge what all copies have, even if
 `min.insync.replicas` is larger than the number of copies (KAFKA-15583).
 """
+SETTINGS_HIDDEN = (
+    "the brokers' settings cannot be read, so they were not checked: allow DescribeConfigs on the "
+    "cluster"
+)
 ACLS = "(`carpool acls` prints the rights that each service needs)"
 
 
@@ -136,12 +140,7 @@ def judge(
         else "at_least_once"
     )
     problems = list(_cluster_problems(facts, delivery, has_transactions))
-    warnings: list[str] = []
-    if facts.config is None:
-        warnings.append(
-            "the brokers' settings cannot be read, so they were not checked: allow DescribeConfigs "
-            "on the cluster"
-        )
+    warnings = [SETTINGS_HIDDEN] if facts.config is None else []
     used = next((READS[role] + WRITES[role] for role in SERVICES if role == service), TOPICS)
     lanes = {settings.broker_topic(each.name) for each in used if each.partition_by == "lane"}
     for topic in named_at_brokers(settings, topics):

@@ -143,3 +143,27 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
             **given,
         }
     )
+
+
+def reader_config(settings: KafkaSettings, name: str) -> dict[str, Any]:
+    """Returns the configuration of a consumer that joins no group, and reads what is committed.
+
+    `name`: for the brokers' logs.
+    """
+    return (
+        client_config(settings)
+        | FETCH_BOUNDS
+        | {
+            "group.id": settings.group_of(name),  # required by librdkafka; never joined
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+            "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
+            "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
+            "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
+            "log_level": 0,  # failures are raised
+        }
+    )

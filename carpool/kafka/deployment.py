@@ -18,9 +18,7 @@ from carpool.kafka.checks import (
     named_at_brokers,
 )
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
-from carpool.kafka.librdkafka.broker_config import broker_config
-from carpool.kafka.librdkafka.standings import standings
-from carpool.kafka.librdkafka.topic_rights import topic_rights
+from carpool.kafka.librdkafka.ask_brokers import broker_config, standings, topic_rights
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import ANSWERS, QUERY_TOPICS, Topic

@@ -21,20 +21,16 @@ from confluent_kafka import TopicPartition as RawPartition
 from carpool.clock import Clock
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.client_config import (
-    FETCH_BACKOFF_MS,
-    FETCH_BOUNDS,
-    FETCH_WAIT_MS,
-    FETCHED_AHEAD_KIB,
     METADATA_REFRESH_MS,
     PROTOCOL_OVERHEAD_BYTES,
-    client_config,
+    reader_config,
 )
 from carpool.kafka.cluster import cluster_metadata, is_of_right, told
 from carpool.kafka.raw_records import message_of, place_of_event, raw_partition
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_ids import TopicIds
-from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches, end_of_batch
+from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches, pass_over
 from schemas.topics import MESSAGE_BYTES_MAX
 
 log = logging.getLogger(__name__)  # structlog imports rich, and clients need neither
@@ -92,24 +88,7 @@ class TopicReader:
         self._stale_topics: set[str] = set()
         self._unreadable = UnreadableBatches()
         self._ids = TopicIds(settings, every_s=METADATA_REFRESH_MS / 1_000)
-        self._consumer = Consumer(
-            client_config(settings)
-            | FETCH_BOUNDS
-            | {
-                "group.id": settings.group_of(name),  # required by librdkafka; never joined
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "enable.partition.eof": True,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "error",
-                "fetch.wait.max.ms": FETCH_WAIT_MS,
-                "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
-                "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
-                "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
-                "log_level": 0,  # failures are raised
-            }
-            | dict(config or {})
-        )
+        self._consumer = Consumer(reader_config(settings, name) | dict(config or {}))
 
     def topics(self) -> dict[str, tuple[int, ...]]:
         """Returns every topic with our prefix and its partitions; without a prefix, every topic.
@@ -233,41 +212,11 @@ class TopicReader:
         if not self._unreadable.failed(at, offset, self._clock.now_us()):
             return
         try:
-            end = pass_over(self._consumer, self._settings, self._clock, at, offset)
+            end = pass_over(self._consumer, self._settings, at, offset)
         except (KafkaException, RetryableError):
             return  # tried again at the next error
         batch.passed_over[at] = end
         log.warning("records cannot be unpacked and are passed over: %s", error.str())
-
-    def end_of_unreadable(self, at: TopicPartition, first: int) -> int:
-        """Returns the offset after the batch at `first`, which cannot be unpacked.
-
-        Replaces the assigned partitions. Raises `RetryableError`.
-        """
-        begin = self._unreadable_at(at, first)
-        if begin is None:
-            raise RetryableError(f"{self._shown(at)} at {first} can be read again")
-        _, log_end = self.bounds(at)
-        return end_of_batch(first, log_end, lambda offset: self._unreadable_at(at, offset) == begin)
-
-    def _unreadable_at(self, at: TopicPartition, offset: int) -> int | None:
-        """Returns where the batch begins that cannot be unpacked at `offset`; None: it can be."""
-        until_s = time.monotonic() + self._timeout_s
-        self._consumer.assign([self._raw(at, offset)])
-        try:
-            while time.monotonic() < until_s:
-                for raw in self._consumer.consume(1, POLL_S):
-                    error = raw.error()
-                    if error is None or error.code() in (
-                        KafkaError._PARTITION_EOF,
-                        KafkaError._AUTO_OFFSET_RESET,
-                    ):
-                        return None
-                    if error.code() in UNREADABLE:
-                        return int(raw.offset() or 0)
-        finally:
-            self._consumer.unassign()
-        raise SilentBrokersError(f"{self._shown(at)} at {offset} is not answered")
 
     def read_to_end(self, partitions: Iterable[TopicPartition]) -> Iterator[Message]:
         """Yields every record of these partitions, from their beginnings to their present ends.
@@ -356,19 +305,6 @@ def read_topic(
     }
     with TopicReader(settings, clock, name=name, config=config) as reader:
         yield from reader.read_to_end(reader.partitions(topic))
-
-
-def pass_over(
-    consumer: Consumer, settings: KafkaSettings, clock: Clock, at: TopicPartition, first: int
-) -> int:
-    """Seeks past the batch at `first`, which cannot be unpacked; returns the offset after it.
-
-    Blocks for a moment. Raises `RetryableError` or `KafkaException`.
-    """
-    with TopicReader(settings, clock, name="unreadable") as reader:
-        end = reader.end_of_unreadable(at, first)
-    consumer.seek(raw_partition(settings, at, end))
-    return end
 
 
 def is_final(error: KafkaError) -> bool:

@@ -1,4 +1,4 @@
-"""Decides when a batch of records that cannot be unpacked is passed over, and finds its end.
+"""Passes over batches of records that cannot be unpacked.
 
 librdkafka reports such a batch again and again, with the offset of its first record, at whichever
 of its offsets reading begins. A batch that does not read is often a passing error of the network or
@@ -7,12 +7,17 @@ of a broker, so one error passes over nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaError
+from confluent_kafka import Consumer, KafkaError
 
+from carpool.errors import RetryableError
+from carpool.kafka.client_config import reader_config
+from carpool.kafka.raw_records import raw_partition
 from carpool.kafka.records import TopicPartition
+from carpool.kafka.settings import KafkaSettings
 
 UNREADABLE = frozenset({KafkaError._BAD_COMPRESSION, KafkaError._BAD_MSG})
 """Errors of bytes that came from the broker and are not readable. Other errors end by themselves,
@@ -23,6 +28,8 @@ FAILING_US_MIN = 2_500_000
 """A batch that failed so often, for so long, is passed over. librdkafka fetches it again each half
 second.
 """
+POLL_S = 0.05
+READABLE = frozenset({KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET})
 
 
 @dataclass(slots=True)
@@ -61,3 +68,37 @@ def end_of_batch(first: int, log_end: int, is_inside: Callable[[int], bool]) -> 
         middle = (inside + after) // 2
         inside, after = (middle, after) if is_inside(middle) else (inside, middle)
     return after
+
+
+def pass_over(consumer: Consumer, settings: KafkaSettings, at: TopicPartition, first: int) -> int:
+    """Seeks past the batch at `first`, which cannot be unpacked; returns the offset after it.
+
+    Blocks for a moment. Raises `RetryableError` or `KafkaException`.
+    """
+    place = raw_partition(settings, at)
+    timeout_s = settings.request_timeout_ms / 1_000
+    reader = Consumer(reader_config(settings, "unreadable"))
+
+    def begin(offset: int) -> int | None:
+        """Returns where the batch begins that cannot be unpacked here; None: it can be."""
+        until_s = time.monotonic() + timeout_s
+        reader.assign([raw_partition(settings, at, offset)])
+        while time.monotonic() < until_s:
+            for raw in reader.consume(1, POLL_S):
+                error = raw.error()
+                if error is None or error.code() in READABLE:
+                    return None
+                if error.code() in UNREADABLE:
+                    return int(raw.offset() or 0)
+        raise RetryableError(f"{place.topic}[{at.partition}] at {offset} is not answered")
+
+    try:
+        found = begin(first)
+        if found is None:
+            raise RetryableError(f"{place.topic}[{at.partition}] at {first} can be read again")
+        _, log_end = reader.get_watermark_offsets(place, timeout=timeout_s) or (0, 0)
+        end = end_of_batch(first, log_end, lambda offset: begin(offset) == found)
+    finally:
+        reader.close()
+    consumer.seek(raw_partition(settings, at, end))
+    return end

@@ -28,7 +28,7 @@ class TokenCounter:
         self._lock = threading.Lock()
 
     def add(self, kind: TokenKind, tenant: str, tokens: int) -> None:
-        """Adds tokens of a tenant, as `schemas.codec.tenant_of` returns it: "" for none."""
+        """Adds tokens of a tenant, as `schemas.headers.tenant_of` returns it: "" for none."""
         if tokens:
             self._counter.labels(kind=kind, tenant=self._label(tenant)).inc(tokens)
 

@@ -15,7 +15,7 @@ from generator.answers import cancelled, expired, failed, given_again, replayed
 from generator.outputs import bounded_answer_output
 from generator.query_in_progress import QueryProgress, query_failure
 from schemas.answer import Answer
-from schemas.codec import tenant_of
+from schemas.headers import tenant_of
 from schemas.retrieval import Retrieval
 
 CONFLICT = (

@@ -17,7 +17,6 @@ from rich.console import Console
 from carpool.dead_letters.letter import DeadLetter, Reason, make_letter, read_letter
 from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
-from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Message, Output
 from carpool.kafka.settings import KafkaSettings
@@ -27,6 +26,7 @@ from schemas.record import Headers, Source, header
 from schemas.topics import DEAD_LETTER_MARKS, QUERIES, QUERIES_BATCH_DEAD, QUERIES_DEAD
 from tests.cli.support import Ended, carpool
 from tests.e2e.support import LoggedRecord, read_to_end
+from tests.embedded_broker import EmbeddedBroker
 from tests.waiting import WAIT_S
 
 PARTITIONS = 2

@@ -11,7 +11,7 @@ import pytest
 
 from carpool.codes.codec import CODEC
 from carpool.codes.int4 import Encoder
-from carpool.disk.code_files import codes_name
+from carpool.disk.extents import codes_name
 from carpool.disk.index import open_index
 from carpool.errors import ConfigError
 from indexer.codes import make_codes

@@ -26,9 +26,9 @@ from carpool.loop.retry import (
 )
 from schemas.answer import PartialAnswer
 from schemas.cancel import Cancel
-from schemas.codec import decode, encode, tenant_of
+from schemas.codec import decode, encode
 from schemas.deadletter import DeadLetterMark
-from schemas.headers import ATTEMPT_HEADER
+from schemas.headers import ATTEMPT_HEADER, tenant_of
 from schemas.jsonschema import RECORDS
 from schemas.record import Headers, Record, Source
 from schemas.retrieval import Retrieval

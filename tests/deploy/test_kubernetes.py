@@ -19,7 +19,7 @@ import yaml
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.loop import CLOSE_US
 from carpool.run_service import DRAIN_US
-from carpool.settings.load import load_settings
+from carpool.settings import load_settings
 from carpool.telemetry.metrics import Metrics
 from cli.services import INPUTS
 from cli.settings import CarpoolSettings

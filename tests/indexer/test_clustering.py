@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from carpool.errors import ConfigError
-from indexer.balance import balance_centroids
-from indexer.clustering import assign_rows, train_centroids
+from indexer.clustering import assign_rows, balance_centroids, train_centroids
 from indexer.kmeans import kmeans, nearest
 from indexer.plan.state import ClusteringIdentity
 from indexer.progress import SilentProgress

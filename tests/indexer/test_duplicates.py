@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.disk.documents import DocumentStore
-from indexer.duplicates import SeenIds
+from indexer.corpus import SeenIds
 from tests.indexer.helpers import build, write_corpus
 
 

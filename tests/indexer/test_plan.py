@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.plan.defaults import default_nlist, default_nprobe
-from indexer.plan.resume import STATE_FORMAT, plan_resume
-from indexer.plan.shards import Shard, plan_shards
 from indexer.plan.state import (
+    STATE_FORMAT,
     AssignmentDone,
     BuildIdentity,
     BuildState,
@@ -16,7 +15,10 @@ from indexer.plan.state import (
     CorpusIdentity,
     DocumentsDone,
     LayoutIdentity,
+    Shard,
     VectorsIdentity,
+    plan_resume,
+    plan_shards,
 )
 
 CORPUS = CorpusIdentity(size_bytes=10, sha256="c", passage_bytes_max=100)

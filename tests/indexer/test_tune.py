@@ -17,7 +17,7 @@ from carpool.errors import ConfigError, CorruptionError
 from cli.index import app
 from grouper.build import index_facts
 from indexer.build import BuildRequest, build_index
-from indexer.plan.recall_table import ceilings, nprobes_for
+from indexer.plan.defaults import ceilings, nprobes_for
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.tune import tune_index

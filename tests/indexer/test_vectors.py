@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import CorruptionError
 from indexer import vectors as module
-from indexer.plan.shards import plan_shards
+from indexer.plan.state import plan_shards
 from indexer.vectors import (
     RowFile,
     Vectors,

@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from carpool.kafka.librdkafka import end_offsets
-from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.librdkafka.end_offsets import EndOffsets
+from carpool.kafka.librdkafka.ask_brokers import reply
+from carpool.kafka.librdkafka.member_state import EndOffsets
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 

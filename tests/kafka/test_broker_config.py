@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ConfigResource
 
 from carpool.errors import RetryableError
-from carpool.kafka.librdkafka.broker_config import broker_config
+from carpool.kafka.librdkafka.ask_brokers import broker_config
 from carpool.kafka.librdkafka.protocol import choose_protocol
 from carpool.kafka.settings import KafkaSettings
 

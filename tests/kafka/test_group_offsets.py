@@ -11,10 +11,10 @@ from carpool.errors import ConfigError
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import in_topic
 from carpool.kafka.librdkafka import LibrdkafkaConsumer
-from carpool.kafka.librdkafka.group_offsets import GroupOffsets
-from carpool.kafka.move_position import reset_to, skipped, unprocessed_before
+from carpool.kafka.librdkafka.committed import GroupOffsets
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.standing import reset_to, skipped, unprocessed_before
 from schemas.topics import QUERIES
 from tests.generator.dedup_support import make_topics
 from tests.kafka.conformance.harness import Listener, poll_until

@@ -25,7 +25,7 @@ from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.clients import Position
 from carpool.kafka.librdkafka import LibrdkafkaConsumer
-from carpool.kafka.librdkafka.group_offsets import GroupOffsets
+from carpool.kafka.librdkafka.committed import GroupOffsets
 from carpool.kafka.raw_records import raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings

@@ -10,8 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
-from carpool.kafka.librdkafka.convert import sort_error
-from carpool.kafka.librdkafka.error_kinds import FAULTS, KINDS
+from carpool.kafka.librdkafka.convert import FAULTS, KINDS, sort_error
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 

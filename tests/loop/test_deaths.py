@@ -33,8 +33,8 @@ from carpool.kafka.fencing import (
     claims,
     left_by_the_dead,
 )
-from carpool.kafka.move_position import reset_to, skipped
 from carpool.kafka.records import TopicPartition
+from carpool.kafka.standing import reset_to, skipped
 from carpool.loop.loop import Loop
 from carpool.loop.partition_progress import PartitionProgress
 from carpool.loop.stage import Unit

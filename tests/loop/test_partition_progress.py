@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import DeploymentError
-from carpool.kafka.commit_metadata import Completed, decode_metadata, encode_metadata
-from carpool.kafka.offset_runs import OffsetRuns
+from carpool.kafka.commit_metadata import Completed, OffsetRuns, decode_metadata, encode_metadata
 from carpool.loop.partition_progress import PartitionProgress
 
 

@@ -13,7 +13,6 @@ import pytest
 
 import producers.client as client_module
 from carpool.errors import ConfigError, RecordError, RetryableError
-from carpool.kafka.embedded import EmbeddedBroker
 from producers import AnswerFailed, AnswerTimeout, Client, raise_for_status
 from schemas.answer import Answer, PartialAnswer, StepDone
 from schemas.cancel import Cancel
@@ -23,6 +22,7 @@ from schemas.record import Record, Source
 from schemas.topics import ANSWERS, CANCELS, QUERIES
 from tests.clocks import NOW_US, HandClock
 from tests.e2e.support import read_to_end
+from tests.embedded_broker import EmbeddedBroker
 from tests.forks import in_fork
 from tests.producers.responder import Responder, answer_to
 from tests.records import an_answer

@@ -13,7 +13,8 @@ import pytest
 from carpool.errors import ConfigError, RecordError
 from producers.build_query import build_record
 from producers.read_questions import read_questions
-from schemas.codec import decode_query, tenant_of
+from schemas.codec import decode_query
+from schemas.headers import tenant_of
 from schemas.query import QUERY_BYTES_MAX, Generation
 from schemas.record import Source
 

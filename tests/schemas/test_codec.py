@@ -20,12 +20,12 @@ from schemas.codec import (
     decode_query,
     encode,
     id_of_record,
-    tenant_of,
     with_key,
 )
 from schemas.deadletter import dead_letter_headers
 from schemas.errors import RecordError
 from schemas.group import Group
+from schemas.headers import tenant_of
 from schemas.jsonschema import RECORDS, generate, schema_of
 from schemas.query import QUERY_BYTES_MAX, Query
 from schemas.record import Headers, Source, header

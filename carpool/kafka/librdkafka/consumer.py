@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from functools import partial
 
 import structlog
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    OFFSET_INVALID,
-    Consumer,
-    KafkaError,
-    KafkaException,
-)
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.clock import Clock
-from carpool.errors import ConfigError, DeploymentError, RetryableError
+from carpool.errors import DeploymentError, RetryableError
 from carpool.kafka.client_config import RETRY_BACKOFF_MS, client_config
 from carpool.kafka.clients import (
     CommitResult,
@@ -30,20 +21,19 @@ from carpool.kafka.clients import (
     RebalanceListener,
     partitions_text,
 )
-from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.commit_metadata import head_of
-from carpool.kafka.instance_id import configured_instance_id
-from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
-from carpool.kafka.librdkafka.end_offsets import EndOffsets
-from carpool.kafka.librdkafka.error_kinds import KINDS
-from carpool.kafka.librdkafka.membership import CachedMembership
-from carpool.kafka.librdkafka.partition_handover import (
-    PartitionHandover,
+from carpool.kafka.librdkafka.ask_brokers import brokers_with, missing_of
+from carpool.kafka.librdkafka.convert import KINDS, StructlogBridge, sort_error
+from carpool.kafka.librdkafka.member_state import (
+    CachedMembership,
+    CommitRequests,
+    WaitingRecords,
     commit_now,
-    read_committed,
 )
+from carpool.kafka.librdkafka.namesake import configured_instance_id
+from carpool.kafka.librdkafka.partition_handover import PartitionHandover, read_committed
 from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
-from carpool.kafka.librdkafka.standings import standings
+from carpool.kafka.librdkafka.wake import wake, wake_after_rebalance
 from carpool.kafka.passed_through import flattened
 from carpool.kafka.raw_records import (
     message_of,
@@ -54,15 +44,10 @@ from carpool.kafka.raw_records import (
 )
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.standing import missing_records
 from carpool.kafka.topic_ids import TopicIds
-from carpool.kafka.topic_reader import pass_over
-from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches
+from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches, pass_over
 
 log = structlog.get_logger()
-
-ASK_S = 0.1
-"""Time-out of the request after a rebalance; fetching continues meanwhile."""
 
 
 class LibrdkafkaConsumer:
@@ -89,17 +74,13 @@ class LibrdkafkaConsumer:
             None if own_instance_id is None else PartitionHandover(settings, group, own_instance_id)
         )
         self._ids = TopicIds(settings)
-        self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
-        self._result: CommitResult | None = None
+        self._commits = CommitRequests(settings, group)
         self._clock = clock
         self._topics: frozenset[str] = frozenset()
         self._member: Consumer | None = None
         self.protocol: GroupProtocol | None = None
         self._was_assigned = False
-        self._at_end: set[TopicPartition] = set()
-        # Before these offsets no record waits, whatever the position is.
-        self._passed: dict[TopicPartition, int] = {}
-        self._ends = EndOffsets(settings)
+        self._waiting = WaitingRecords(settings)
         self._paused: frozenset[str] = frozenset()
         self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._listener: RebalanceListener | None = None
@@ -113,25 +94,15 @@ class LibrdkafkaConsumer:
 
         Raises `ConfigError` when a topic is missing, `RetryableError` when no broker answers.
         """
-        address = self._settings.bootstrap
         admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
-        for wanted in map(self._settings.broker_topic, (topic, *extra_topics)):
-            metadata = cluster_metadata(admin, self._settings, self._timeout_s, wanted)
-            found = metadata.topics[wanted]
-            if found.error is None:
-                continue
-            if found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise sort_error(found.error, f"Describe on topic {wanted}")
-            raise ConfigError(
-                f"topic {wanted} at {address}: {found.error.str()}; run `carpool topics create`"
-            )
+        brokers = brokers_with(admin, self._settings, (topic, *extra_topics))
         if self._handover is not None:
             self._handover.connect()
         self._ids.now((topic, *extra_topics))  # connects, too
         self._topics, self._listener = frozenset((topic, *extra_topics)), listener
         # Once: the brokers' settings may be unreadable later, and members must agree.
         known = self.protocol if self._was_assigned else None
-        self._join(known or choose_protocol(self._settings, admin, metadata.brokers))
+        self._join(known or choose_protocol(self._settings, admin, brokers))
 
     def _join(self, protocol: GroupProtocol) -> None:
         self.protocol = protocol
@@ -139,7 +110,7 @@ class LibrdkafkaConsumer:
         config |= {
             # Operators see this name, and other members see by it that this instance is alive.
             "client.id": self._name,
-            "on_commit": self._committed,
+            "on_commit": self._commits.done,
             # The pause between requests for offsets that a transaction blocks.
             "retry.backoff.ms": RETRY_BACKOFF_MS,
         }
@@ -193,11 +164,12 @@ class LibrdkafkaConsumer:
         )
         self._ids.begun |= ids
         self._was_assigned = True
-        self._passed |= {at: now.offset for at, now in positions.items() if now.offset is not None}
+        known = {at: now.offset for at, now in positions.items() if now.offset is not None}
+        self._waiting.passed(known)
         # A partition that was paused when it went away is still paused in librdkafka.
         consumer.resume([self._raw(at) for at in positions if not self._is_stopped(at)])
         consumer.pause([self._raw(at) for at in positions if self._is_stopped(at)])
-        self._fetch_retained(consumer)
+        wake_after_rebalance(consumer, [self._raw(at) for at in self._flowing()])
         log.info("partitions assigned", partitions=partitions_text(positions))
         if self._listener is not None:
             self._listener.assigned(positions)
@@ -214,47 +186,22 @@ class LibrdkafkaConsumer:
         self._membership.forget()
         gone = frozenset(place_of(self._settings, raw) for raw in partitions)
         log.info("partitions revoked", partitions=partitions_text(gone), lost=lost)
-        self._requests.clear()
+        self._commits.drop_waiting()
         if self._listener is not None:
             self._listener.revoked(gone, lost=lost)
             # Requests made meanwhile may contain these partitions, and brokers would accept them.
-            self._requests.clear()
+            self._commits.drop_waiting()
         self._ids.forget(gone)
-        self._at_end -= gone
-        self._passed = {at: offset for at, offset in self._passed.items() if at not in gone}
+        self._waiting.forget(gone)
         consumer.incremental_unassign(partitions)
-        self._fetch_retained(consumer)
-
-    def _fetch_retained(self, consumer: Consumer) -> None:
-        """Makes librdkafka fetch retained partitions immediately.
-
-        librdkafka pauses all partitions during a rebalance, and its fetching threads then sleep for
-        up to a second. A request to a broker and its reply wake the thread of that broker. `_wake`
-        could be too early here, because librdkafka resumes the partitions later.
-        """
-        if stay := [
-            self._raw(at, OFFSET_END) for at in sorted(self._assigned) if not self._is_stopped(at)
-        ]:
-            # The answer is not used; from a broker that does not answer, nothing can be fetched.
-            with suppress(KafkaException):
-                consumer.offsets_for_times(stay, ASK_S)
-
-    def _wake(self) -> None:
-        """Wakes the fetching threads, which sleep for up to a second. Does not block.
-
-        Setting the credentials, here to the same values, is the only call that wakes them. It sends
-        nothing to the brokers.
-        """
-        self._consumer.set_sasl_credentials(
-            self._settings.sasl_username, self._settings.sasl_password.value
-        )
+        wake_after_rebalance(consumer, [self._raw(at) for at in self._flowing()])
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the next record; None after `timeout_s` or at the end of a partition.
 
         Raises `RetryableError` for a topic that was made again.
         """
-        self._serve_commits()
+        self._commits.send(self._consumer)
         if again := self._ids.made_again():
             raise RetryableError(
                 f"{partitions_text(again)}: deleted and made again, so committed offsets are of "
@@ -269,7 +216,7 @@ class LibrdkafkaConsumer:
         if raw is None:
             return None
         message = message_of(self._settings, raw, self._clock.now_us())
-        self._at_end.discard(TopicPartition(message.source.topic, message.source.partition))
+        self._waiting.read(TopicPartition(message.source.topic, message.source.partition))
         return message
 
     def _polled(self, timeout_s: float) -> RawMessage | None:
@@ -282,9 +229,7 @@ class LibrdkafkaConsumer:
         """Handles what is no record. Returns a batch that is passed over."""
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
-            at = place_of_event(self._settings, raw)
-            self._at_end.add(at)
-            self._passed[at] = raw.offset() or 0
+            self._waiting.ended(place_of_event(self._settings, raw), raw.offset() or 0)
         elif code == KafkaError._AUTO_OFFSET_RESET:
             self._gap_found(TopicPartition(raw.topic() or "", raw.partition() or 0), error)
         elif KINDS.get(code) == "right":
@@ -312,11 +257,9 @@ class LibrdkafkaConsumer:
 
         `at`: with the brokers' name of the topic. Blocks while the brokers say what is missing.
         """
-        missing = ""
-        with suppress(RetryableError):
-            if found := standings(quiet_admin(self._settings), self._settings, self._group, [at]):
-                missing = "".join(missing_records(at, found[at]))
-        text = missing or f"{at.topic}[{at.partition}] cannot be read on: {error.str()}"
+        text = missing_of(self._settings, self._group, at) or (
+            f"{at.topic}[{at.partition}] cannot be read on: {error.str()}"
+        )
         log.error("records are missing", error=text)
         place = TopicPartition(self._settings.logical_topic(at.topic), at.partition)
         if self._listener is not None and place in self._assigned:
@@ -340,8 +283,8 @@ class LibrdkafkaConsumer:
         """Seeks past the batch that begins at `offset`, and returns it. Blocks for a moment."""
         (position,) = self._consumer.position([self._raw(at)])
         first = max(offset, position.offset)
-        end = pass_over(self._consumer, self._settings, self._clock, at, first)
-        self._passed[at] = end
+        end = pass_over(self._consumer, self._settings, at, first)
+        self._waiting.passed({at: end})
         log.error("records were passed over", partition=at, first=first, last=end - 1, error=error)
         return unreadable_batch(at, first, end - 1, error, self._clock.now_us())
 
@@ -356,53 +299,30 @@ class LibrdkafkaConsumer:
             self._consumer.pause([self._raw(at) for at in stopped])
         if flowing := sorted(before - now):
             self._consumer.resume([self._raw(at) for at in flowing])
-            self._wake()
+            wake(self._consumer, self._settings)
 
     def _raw(self, at: TopicPartition, offset: int = OFFSET_INVALID) -> RawPartition:
         return raw_partition(self._settings, at, offset)
+
+    def _flowing(self) -> list[TopicPartition]:
+        return [at for at in sorted(self._assigned) if not self._is_stopped(at)]
 
     def _is_stopped(self, at: TopicPartition) -> bool:
         return at.topic in self._paused or at in self._paused_partitions
 
     def waiting(self) -> dict[TopicPartition, int]:
-        """Returns the end of the log minus the position; 0 where the end was reached.
+        """Returns the known number of unread records of each assigned partition.
 
-        Transaction markers are not records. The brokers are asked for the ends of paused
-        partitions, at most every two seconds.
+        The brokers are asked for the ends of paused partitions, at most every two seconds.
         """
         if self._member is None:
             return {}
-        ends = self._ends.known(self._assigned, ask=bool(self._paused or self._paused_partitions))
-        done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
-        waiting = dict.fromkeys(sorted(self._assigned), 0)
-        for raw in self._consumer.position([self._raw(at) for at in waiting if at not in done]):
-            at = place_of(self._settings, raw)
-            passed, end = max(raw.offset, self._passed.get(at, 0)), ends.get(at, 0)
-            low, high = self._consumer.get_watermark_offsets(raw, cached=True) or (0, -1)
-            waiting[at] = max(0, max(high, end) - max(passed, low))
-        return waiting
+        ask = bool(self._paused or self._paused_partitions)
+        return self._waiting.counts(self._member, self._assigned, ask=ask)
 
     def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
         """Queues a request; `poll` sends it, and a later `poll` delivers the result."""
-        self._requests.append((dict(offsets), on_result))
-
-    def _serve_commits(self) -> None:
-        while self._requests and self._result is None:
-            offsets, self._result = self._requests.popleft()
-            try:
-                self._consumer.commit(
-                    offsets=raw_offsets(self._settings, offsets), asynchronous=True
-                )
-            except KafkaException as error:
-                self._committed(error.args[0], [])
-
-    def _committed(self, error: KafkaError | None, partitions: list[RawPartition]) -> None:
-        """Delivers the result of a commit, inside `poll`; a blocking commit has no callback."""
-        on_result, self._result = self._result, None
-        if on_result is not None:
-            failed = error or next((raw.error for raw in partitions if raw.error is not None), None)
-            needed = f"Read on group {self._group}"
-            on_result(None if failed is None else sort_error(failed, needed))
+        self._commits.add(offsets, on_result)
 
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
         """Commits offsets with their metadata, blocking."""
@@ -414,14 +334,14 @@ class LibrdkafkaConsumer:
 
     def leave(self) -> None:
         """Leaves the group, serving the last revocation."""
-        member, self._result = self._member, None
-        if member is not None:
-            member.close()
+        self._commits.forget_sent()
+        if self._member is not None:
+            self._member.close()
         self._member = None
 
     def close(self) -> None:
         """Leaves the group and disconnects."""
         self.leave()
-        self._ends.close()
+        self._waiting.close()
         if self._handover is not None:
             self._handover.close()

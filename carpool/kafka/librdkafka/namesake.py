@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import time
 from collections.abc import Callable
 
@@ -11,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from carpool.errors import ConfigError
 from carpool.kafka.client_config import consumer_config
 from carpool.kafka.cluster import quiet_admin
-from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.librdkafka.ask_brokers import reply
 from carpool.kafka.librdkafka.convert import sort_error
 from carpool.kafka.settings import KafkaSettings
 
@@ -76,3 +78,9 @@ def _host_of(settings: KafkaSettings, group: str, instance_id: str) -> str | Non
         raise sort_error(error.args[0], f"Describe on group {group}") from error
     hosts = [(each.host or "").lstrip("/") for each in members if each.client_id == instance_id]
     return hosts[0] if hosts else None
+
+
+def configured_instance_id(settings: KafkaSettings) -> str:
+    """Returns `instance_id`, or the host's name with only the characters of an id."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
+    return settings.instance_id or host or "member"

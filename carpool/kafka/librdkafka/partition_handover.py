@@ -21,9 +21,9 @@ from carpool.kafka.fencing import (
     previous_owners,
     transactional_id,
 )
-from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
-from carpool.kafka.librdkafka.error_kinds import KINDS
+from carpool.kafka.librdkafka.ask_brokers import reply
+from carpool.kafka.librdkafka.convert import KINDS, StructlogBridge, sort_error
+from carpool.kafka.librdkafka.member_state import commit_now
 from carpool.kafka.librdkafka.transactional import fence_instance
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
@@ -175,25 +175,6 @@ class PartitionHandover:
         except KafkaException as error:
             raise _unread(error.args[0], f"Describe on topic {raw.topic}") from error
         return Position(low, "")
-
-
-def commit_now(
-    settings: KafkaSettings,
-    group: str,
-    consumer: Consumer,
-    offsets: Mapping[TopicPartition, Position],
-) -> None:
-    """Commits and blocks. Raises `RetryableError`, or `FencedError` for a removed member."""
-    raw = raw_offsets(settings, offsets)
-    topics = ", ".join(sorted({each.topic for each in raw}))
-    needed = f"Read on group {group} and on {topics}"
-    try:
-        results = consumer.commit(offsets=raw, asynchronous=False)
-    except KafkaException as error:
-        raise sort_error(error.args[0], needed) from error
-    for result in results or ():
-        if result.error is not None:
-            raise sort_error(result.error, needed)
 
 
 def _position(raw: RawPartition, group: str) -> Position:

@@ -9,7 +9,7 @@ import structlog
 from confluent_kafka.admin import AdminClient
 
 from carpool.kafka.client_config import consumer_config
-from carpool.kafka.librdkafka.broker_config import broker_config
+from carpool.kafka.librdkafka.ask_brokers import broker_config
 from carpool.kafka.passed_through import flattened
 from carpool.kafka.settings import KafkaSettings
 

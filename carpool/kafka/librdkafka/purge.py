@@ -8,7 +8,7 @@ import structlog
 from confluent_kafka import KafkaException
 
 from carpool.kafka.cluster import quiet_admin
-from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.librdkafka.ask_brokers import reply
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings

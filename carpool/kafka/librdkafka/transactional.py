@@ -16,12 +16,13 @@ from carpool.kafka.client_config import producer_config
 from carpool.kafka.clients import Membership, Position
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.librdkafka.convert import (
+    FAULTS,
+    KINDS,
     StructlogBridge,
     fatal_cause,
     raw_offsets,
     sort_error,
 )
-from carpool.kafka.librdkafka.error_kinds import FAULTS, KINDS
 from carpool.kafka.librdkafka.producer import produce_arguments
 from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings

@@ -5,12 +5,12 @@ from __future__ import annotations
 from carpool.clock import Clock
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.fencing import transactional_id
-from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka import (
     LibrdkafkaConsumer,
     LibrdkafkaProducer,
     LibrdkafkaTransactionalProducer,
 )
+from carpool.kafka.librdkafka.namesake import configured_instance_id
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery

@@ -1,0 +1,212 @@
+"""What a member of a group knows between polls: its membership, its commits, what waits."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as RawPartition
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
+
+from carpool.clock import Clock
+from carpool.kafka.client_config import client_config
+from carpool.kafka.clients import CommitResult, Membership, Position
+from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
+from carpool.kafka.raw_records import place_of, raw_partition
+from carpool.kafka.records import TopicPartition
+from carpool.kafka.settings import KafkaSettings
+
+ASK_EVERY_S = 2.0
+MEMBERSHIP_US = 200_000
+"""Maximum age of the cached membership without a rebalance.
+
+A request to librdkafka waits for its main thread, and confluent-kafka blocks all threads of the
+interpreter meanwhile.
+"""
+
+
+class CachedMembership:
+    """The membership of one consumer. For the polling thread only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: Membership | None = None
+        self._until_us = 0
+        self._none: Membership | None = None
+
+    def joined(self, consumer: Consumer) -> None:
+        """Stores the result before the group is joined: it names no member, so it is not used."""
+        self._none = consumer.consumer_group_metadata()
+
+    def forget(self) -> None:
+        """Empties the cache."""
+        self._known = None
+
+    def of(self, consumer: Consumer | None, *, fresh: bool) -> Membership | None:
+        """Returns group id, member id and generation or epoch; None while it is no member."""
+        if consumer is None:
+            return None
+        now_us = self._clock.now_us()
+        if fresh or self._known is None or now_us >= self._until_us:
+            found: Membership = consumer.consumer_group_metadata()
+            self._known = None if found == self._none else found
+            self._until_us = now_us + MEMBERSHIP_US
+        return self._known
+
+
+def commit_now(
+    settings: KafkaSettings,
+    group: str,
+    consumer: Consumer,
+    offsets: Mapping[TopicPartition, Position],
+) -> None:
+    """Commits and blocks. Raises `RetryableError`, or `FencedError` for a removed member."""
+    raw = raw_offsets(settings, offsets)
+    topics = ", ".join(sorted({each.topic for each in raw}))
+    needed = f"Read on group {group} and on {topics}"
+    try:
+        results = consumer.commit(offsets=raw, asynchronous=False)
+    except KafkaException as error:
+        raise sort_error(error.args[0], needed) from error
+    for result in results or ():
+        if result.error is not None:
+            raise sort_error(result.error, needed)
+
+
+class CommitRequests:
+    """Commits one request after the other, without blocking. `add` is thread-safe."""
+
+    def __init__(self, settings: KafkaSettings, group: str) -> None:
+        self._settings = settings
+        self._needed = f"Read on group {group}"
+        self._waiting: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
+        self._result: CommitResult | None = None
+
+    def add(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
+        """Queues a request."""
+        self._waiting.append((dict(offsets), on_result))
+
+    def drop_waiting(self) -> None:
+        """Drops the requests that were not sent, without a result."""
+        self._waiting.clear()
+
+    def forget_sent(self) -> None:
+        """Drops the result of the request that was sent."""
+        self._result = None
+
+    def send(self, consumer: Consumer) -> None:
+        """Sends the next request, once the one before it has its result."""
+        while self._waiting and self._result is None:
+            offsets, self._result = self._waiting.popleft()
+            try:
+                consumer.commit(offsets=raw_offsets(self._settings, offsets), asynchronous=True)
+            except KafkaException as error:
+                self.done(error.args[0], [])
+
+    def done(self, error: KafkaError | None, partitions: list[RawPartition]) -> None:
+        """Delivers the result of a commit, inside `poll`; a blocking commit has no callback."""
+        on_result, self._result = self._result, None
+        if on_result is not None:
+            failed = error or next((raw.error for raw in partitions if raw.error is not None), None)
+            on_result(None if failed is None else sort_error(failed, self._needed))
+
+
+class EndOffsets:
+    """Asks the brokers in the background, at most every two seconds. For one thread."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Connects with the first request."""
+        self._settings = settings
+        self._admin: AdminClient | None = None
+        self._ask_at_s = 0.0
+        self._asked: dict[TopicPartition, Future[ListOffsetsResultInfo]] = {}
+        self._ends: dict[TopicPartition, int] = {}
+
+    def known(
+        self, partitions: Iterable[TopicPartition], *, ask: bool
+    ) -> dict[TopicPartition, int]:
+        """Returns the last known end of each partition (committed records); may `ask` again.
+
+        Never waits. An error keeps the previous value.
+        """
+        wanted = frozenset(partitions)
+        for at in [at for at, future in self._asked.items() if future.done()]:
+            future = self._asked.pop(at)
+            if future.exception() is None:
+                self._ends[at] = future.result().offset
+        self._ends = {at: end for at, end in self._ends.items() if at in wanted}
+        if ask and wanted and not self._asked and time.monotonic() >= self._ask_at_s:
+            self._ask(wanted)
+        return dict(self._ends)
+
+    def _ask(self, partitions: frozenset[TopicPartition]) -> None:
+        self._ask_at_s = time.monotonic() + ASK_EVERY_S
+        if self._admin is None:
+            self._admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
+        try:
+            futures = self._admin.list_offsets(
+                {raw_partition(self._settings, at): OffsetSpec.latest() for at in partitions},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=self._settings.request_timeout_ms / 1_000,
+            )
+        except KafkaException:
+            return
+        self._asked = {place_of(self._settings, raw): each for raw, each in futures.items()}
+
+    def close(self) -> None:
+        """Ends the client and its open requests."""
+        self._admin = None
+
+
+class WaitingRecords:
+    """What is known of the positions in the assigned partitions of a member. For one thread."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._ends = EndOffsets(settings)
+        self._at_end: set[TopicPartition] = set()
+        self._passed: dict[TopicPartition, int] = {}
+        """Before these offsets no record waits, whatever the position is."""
+
+    def passed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Notes that no record waits before these offsets."""
+        self._passed |= offsets
+
+    def ended(self, at: TopicPartition, end: int) -> None:
+        """Notes that a partition was read to its end."""
+        self._at_end.add(at)
+        self._passed[at] = end
+
+    def read(self, at: TopicPartition) -> None:
+        """Notes that a record was read."""
+        self._at_end.discard(at)
+
+    def forget(self, gone: Collection[TopicPartition]) -> None:
+        """Forgets partitions that were revoked."""
+        self._at_end -= set(gone)
+        self._passed = {at: offset for at, offset in self._passed.items() if at not in gone}
+
+    def counts(
+        self, consumer: Consumer, partitions: Collection[TopicPartition], *, ask: bool
+    ) -> dict[TopicPartition, int]:
+        """Returns the end of the log minus the position; 0 where the end was reached.
+
+        Transaction markers are not records. `ask`: the brokers, for the ends of paused partitions.
+        """
+        ends = self._ends.known(partitions, ask=ask)
+        done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
+        waiting = dict.fromkeys(sorted(partitions), 0)
+        left = [raw_partition(self._settings, at) for at in waiting if at not in done]
+        for raw in consumer.position(left):
+            at = place_of(self._settings, raw)
+            passed, end = max(raw.offset, self._passed.get(at, 0)), ends.get(at, 0)
+            low, high = consumer.get_watermark_offsets(raw, cached=True) or (0, -1)
+            waiting[at] = max(0, max(high, end) - max(passed, low))
+        return waiting
+
+    def close(self) -> None:
+        """Ends the client that asks the brokers."""
+        self._ends.close()
