@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.core.embedded_broker import EmbeddedBroker
 from bench.core.kafka import fresh_folder, kafka_settings
 from bench.core.stack import SERVICES, Stack
 from bench.core.topic_recorder import TopicRecorder
@@ -14,7 +15,6 @@ from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS, FETCH_WAIT_MS
-from carpool.kafka.embedded import EmbeddedBroker
 from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster, KafkaServer
 from producers.publish_queries import Publisher
 from producers.read_questions import Question

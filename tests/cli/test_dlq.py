@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from bench.core.embedded_broker import EmbeddedBroker
 from carpool.dead_letters.letter import DeadLetter, Reason, make_letter, read_letter
 from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
@@ -26,7 +27,6 @@ from schemas.record import Headers, Source, header
 from schemas.topics import DEAD_LETTER_MARKS, QUERIES, QUERIES_BATCH_DEAD, QUERIES_DEAD
 from tests.cli.support import Ended, carpool
 from tests.e2e.support import LoggedRecord, read_to_end
-from tests.embedded_broker import EmbeddedBroker
 from tests.waiting import WAIT_S
 
 PARTITIONS = 2

@@ -280,7 +280,7 @@ def test_a_broker_does_not_outlive_a_run_of_tests_that_is_killed(tmp_path: Path)
     code = f"""
 import sys, pathlib, time
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.embedded_broker import EmbeddedBroker
+from bench.core.embedded_broker import EmbeddedBroker
 with EmbeddedBroker() as broker:
     pathlib.Path({str(tmp_path)!r}, "part").write_text(str(broker._process.pid))
     pathlib.Path({str(tmp_path)!r}, "part").rename({str(tmp_path / "pid")!r})

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.core.embedded_broker import EmbeddedBroker
 from carpool.guard import GuardedProcess
 from carpool.kafka.embedded import free_port
 from carpool.testing.llm_server import LlmServer
-from tests.embedded_broker import EmbeddedBroker
 from tests.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

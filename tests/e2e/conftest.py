@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.core.embedded_broker import EmbeddedBroker
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
 from tests.e2e.support import build_index
-from tests.embedded_broker import EmbeddedBroker
 
 
 @pytest.fixture(scope="session")

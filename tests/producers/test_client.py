@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import producers.client as client_module
+from bench.core.embedded_broker import EmbeddedBroker
 from carpool.errors import ConfigError, RecordError, RetryableError
 from producers import AnswerFailed, AnswerTimeout, Client, raise_for_status
 from schemas.answer import Answer, PartialAnswer, StepDone
@@ -22,7 +23,6 @@ from schemas.record import Record, Source
 from schemas.topics import ANSWERS, CANCELS, QUERIES
 from tests.clocks import NOW_US, HandClock
 from tests.e2e.support import read_to_end
-from tests.embedded_broker import EmbeddedBroker
 from tests.forks import in_fork
 from tests.producers.responder import Responder, answer_to
 from tests.records import an_answer

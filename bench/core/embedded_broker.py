@@ -1,4 +1,4 @@
-"""The embedded broker as a child process of a test."""
+"""The embedded broker as a child process of a benchmark or a test."""
 
 from __future__ import annotations
 
