@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from carpool.clock import SystemClock
-from carpool.errors import ConfigError
 from cli.console import output, people, print_json, step_progress
 from cli.exit_codes import FAILED
 from cli.hot_set import hot_set
@@ -17,11 +16,7 @@ from cli.options import Asked, Beside, Config, JsonOption, command_group, spread
 from cli.settings import BuildSettings, load
 
 # FAISS and NumPy are imported by the commands that need them: the base install has neither.
-if TYPE_CHECKING:
-    from carpool.disk.manifest import Manifest
-    from carpool.embedding import EmbeddingSettings
 
-QUESTIONS_MAX = 5000
 SEED_MAX = 2**31 - 1
 """FAISS takes no larger one."""
 
@@ -102,14 +97,6 @@ class BuildOptions:
             "scores differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
         ),
     ] = None
-    questions: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Real questions, which choose how many clusters are probed: vectors (.npy), or "
-            "one a line, as text or as JSON with `text`. The last 5,000 are taken.",
-        ),
-    ] = None
     strict: Annotated[
         bool,
         typer.Option(
@@ -148,7 +135,7 @@ def build(wanted: BuildOptions, as_json: JsonOption = False, *, sources: Config)
     until it is complete.
 
     Up to 500,000 passages and without --nlist, a query searches all clusters. Else it searches as
-    many as --questions need (this is measured, as `tune` does it), or as a formula says.
+    many as a formula says, until `carpool index tune` has measured how many questions need.
 
     Clusters that are far too large are split, and the smallest ones are dissolved, so nlist stays
     the same. Clusters without rows are left out.
@@ -178,25 +165,7 @@ def build(wanted: BuildOptions, as_json: JsonOption = False, *, sources: Config)
         prompt_chars=settings.generator.passage_chars_max,
     )
     report = build_index(request, settings, SystemClock(), step_progress())
-    if wanted.questions is not None and report.manifest.nlist > 1:
-        _choose_nprobe(wanted.out, wanted.questions, report.manifest, settings.embedding)
     print_build(report, wanted.out, people(), as_json=as_json)
-
-
-def _choose_nprobe(
-    index_dir: Path, questions: Path, manifest: Manifest, embedding: EmbeddingSettings
-) -> None:
-    from indexer.questions import questions_of_file
-    from indexer.tune import tune_index
-
-    try:
-        asked = questions_of_file(questions, manifest, embedding, QUESTIONS_MAX)
-        tune_index(index_dir, asked, step_progress())
-    except ConfigError as error:
-        raise ConfigError(
-            f"the index at {index_dir} is complete, and a formula chose its nprobe: {error}. Then "
-            "run carpool index tune"
-        ) from error
 
 
 @app.command()
@@ -314,6 +283,6 @@ def promote(index_dir: IndexDir) -> None:
     Example:
       carpool index promote .carpool/index-of-last-week
     """
-    from indexer.promote import promote
+    from indexer.write import promote
 
     output().print(f"{index_dir} is now index {promote(index_dir, SystemClock())}", markup=False)

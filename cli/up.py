@@ -53,7 +53,6 @@ class UpOptions:
         Path | None,
         typer.Option(
             "--demo",
-            "--demo-questions",
             metavar="FILE",
             help="Ask these questions, one on each line, when all parts are ready.",
         ),

@@ -33,7 +33,6 @@ from indexer.plan.state import (
 )
 from indexer.progress import ProgressReport
 from indexer.settings import IndexerConfig
-from indexer.stages import cluster_and_write
 from indexer.vectors import (
     Vectors,
     check_stored,
@@ -43,7 +42,7 @@ from indexer.vectors import (
     present_shards,
 )
 from indexer.workspace import BUILD_NAME, Workspace
-from indexer.write import documents_build_id
+from indexer.write import cluster_and_write, documents_build_id
 
 LONGER = "longer than the {} characters that a prompt shows (generator.passage_chars_max)"
 PROBLEMS_LISTED = 20

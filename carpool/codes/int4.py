@@ -51,7 +51,7 @@ def _place(array: npt.NDArray[np.generic]) -> ctypes.c_void_p:
 
 
 class Encoder:
-    """Encodes the rows of one cluster after the other. Implements `ClusterEncoder`."""
+    """Encodes the rows of one cluster after the other."""
 
     def __init__(self, layout: CodeLayout, centroids: Float32, rotation: Float32) -> None:
         """`centroids`: (nlist, dim) float32; `rotation`: (dim, dim) float32."""

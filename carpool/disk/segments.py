@@ -12,13 +12,12 @@ import struct
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from carpool.codes.codec import CodeLayout
+from carpool.codes.int4 import Encoder
 from carpool.disk.checked_file import PAGE_BYTES, CheckedFile, CheckedFileWriter, side_name
 from carpool.disk.extents import (
     HEADER_BYTES,
@@ -39,16 +38,6 @@ _HEADER = struct.Struct("<8sIIQIIIII")
 _HEADER_FORMAT = 2
 
 
-class ClusterEncoder(Protocol):
-    """Encodes the rows of clusters. `layout`: of the codes."""
-
-    layout: CodeLayout
-
-    def encode(self, cluster: int, vectors: npt.NDArray[np.float32]) -> bytes:
-        """Returns the codes of `vectors`, (n, dim) float32, all of `cluster`."""
-        ...
-
-
 def build_id_of(*parts: bytes) -> int:
     """Returns 64 bits of everything that the bytes of a build depend on.
 
@@ -64,7 +53,7 @@ def build_id_of(*parts: bytes) -> int:
 class SegmentWriter:
     """Writes the segments of an index in the order of clusters; a killed build can continue.
 
-    Beside each segment it writes the codes of its clusters, a file for each of `encoders`. A
+    Beside each segment it writes a file with the codes of its clusters, if there is an `encoder`. A
     segment gets its name when it and its codes are complete and durable. A new writer with the same
     arguments finds such segments, and continues with `next_cluster`. Memory: one cluster. One
     thread.
@@ -77,7 +66,7 @@ class SegmentWriter:
         layout: PageLayout,
         build_id: int,
         extents: Sequence[ClusterExtent],
-        encoders: Sequence[ClusterEncoder] = (),
+        encoder: Encoder | None = None,
     ) -> None:
         """Finds complete segments of an earlier run; those of another build are overwritten.
 
@@ -87,9 +76,9 @@ class SegmentWriter:
         self._layout = layout
         self._build_id = build_id
         self._extents = tuple(extents)
-        self._encoders = tuple(encoders)
+        self._encoder = encoder
         self._file: CheckedFileWriter | None = None
-        self._codes: list[CheckedFileWriter] = []
+        self._codes: CheckedFileWriter | None = None
         self._entries: dict[str, FileEntry] = {}
         self.segment_count = self._extents[-1].segment + 1
         finished = 0
@@ -118,8 +107,8 @@ class SegmentWriter:
             self._begin(extent.segment)
         assert self._file is not None
         self._file.append(pages.reshape(-1).data)
-        for encoder, file in zip(self._encoders, self._codes, strict=True):
-            file.append(padded(encoder.encode(cluster, vectors)))
+        if self._encoder is not None and self._codes is not None:
+            self._codes.append(padded(self._encoder.encode(cluster, vectors)))
         self.next_cluster += 1
         if not self.remaining or self.remaining[0].segment != extent.segment:
             self._finish()
@@ -135,7 +124,7 @@ class SegmentWriter:
                 f"{len(self.remaining)} clusters are not written yet, the first is "
                 f"{self.next_cluster}"
             )
-        codecs = tuple(encoder.layout.codec for encoder in self._encoders)
+        codecs = () if self._encoder is None else (self._encoder.layout.codec,)
         entries = {}
         for name in segment_files(self.segment_count, codecs):
             path = self._folder / name
@@ -146,10 +135,10 @@ class SegmentWriter:
 
     def abandon(self) -> None:
         """Closes the unfinished segment, if any; finished ones stay for the next run."""
-        for file in (self._file, *self._codes):
+        for file in (self._file, self._codes):
             if file is not None:
                 file.abandon()
-        self._file, self._codes = None, []
+        self._file = self._codes = None
 
     def _is_finished(self, segment: int) -> bool:
         path = self._folder / segment_name(segment)
@@ -170,18 +159,15 @@ class SegmentWriter:
         (self._folder / segment_name(segment)).unlink(missing_ok=True)  # of another build
         self._file = CheckedFileWriter(self._folder, segment_name(segment), self._build_id)
         self._file.append(self._header(segment))
-        self._codes = [
-            CheckedFileWriter(
-                self._folder, codes_name(encoder.layout.codec, segment), self._build_id
-            )
-            for encoder in self._encoders
-        ]
+        if self._encoder is not None:
+            name = codes_name(self._encoder.layout.codec, segment)
+            self._codes = CheckedFileWriter(self._folder, name, self._build_id)
 
     def _finish(self) -> None:
-        assert self._file is not None
-        for file in (*self._codes, self._file):  # the segment last: it says that all are there
-            self._entries |= file.close()
-        self._file, self._codes = None, []
+        for file in (self._codes, self._file):  # the segment last: it says that all are there
+            if file is not None:
+                self._entries |= file.close()
+        self._file = self._codes = None
 
 
 def segment_files(segment_count: int, codecs: Sequence[str]) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def test_what_is_stored_is_written_today_as_the_same_bytes(tmp_path: Path, varia
         layout=index.layout,
         build_id=manifest.build_id,
         extents=extents,
-        encoders=[Encoder(codes, index.centroids, rotation) for codes in layouts],
+        encoder=next((Encoder(codes, index.centroids, rotation) for codes in layouts), None),
     )
     for extent in segments.remaining:
         segments.append(extent.cluster, read_one(index, extent.cluster).vectors)

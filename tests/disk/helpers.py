@@ -24,7 +24,7 @@ from carpool.disk.index import OpenIndex, files_of, open_index
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
 from carpool.disk.pages import ClusterRows, PageLayout, VectorDtype, choose_layout, dense
 from carpool.disk.rotation import random_rotation, write_rotation
-from carpool.disk.segments import ClusterEncoder, SegmentWriter, build_id_of, read_cluster
+from carpool.disk.segments import SegmentWriter, build_id_of, read_cluster
 
 Float32 = npt.NDArray[np.float32]
 ROW_COUNTS = (3, 0, 100, 16, 16, 40, 1)
@@ -113,9 +113,9 @@ def write_index(
         else PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
     )
     rotation = random_rotation(dimension, 0)
-    encoders: list[ClusterEncoder] = []
+    encoder = None
     if has_codes:
-        encoders.append(Encoder(code_layout(dimension), content.centroids, rotation))
+        encoder = Encoder(code_layout(dimension), content.centroids, rotation)
     extents = plan_extents(layout, counts, segment_bytes_max=segment_bytes_max)
     build_id = build_id_of(
         repr(layout).encode(),
@@ -124,7 +124,7 @@ def write_index(
         *(c.tobytes() for c in content.clusters),
     )
     writer = SegmentWriter(
-        folder, layout=layout, build_id=build_id, extents=extents, encoders=encoders
+        folder, layout=layout, build_id=build_id, extents=extents, encoder=encoder
     )
     for extent in writer.remaining:
         writer.append(extent.cluster, content.vectors[content.clusters[extent.cluster]])
@@ -145,7 +145,7 @@ def write_index(
         dimension=dimension,
         metric="inner_product",
         nlist=len(content.clusters),
-        codes=tuple(encoder.layout for encoder in encoders),
+        codes=() if encoder is None else (encoder.layout,),
         vector_dtype=vector_dtype,
         page_bytes=layout.page_bytes,
         build_id=build_id,

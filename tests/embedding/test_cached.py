@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from carpool.embedding import cached
-from carpool.embedding.cached import CachedEmbedder
+from carpool.embedding import loader
 from carpool.embedding.hashing import HashingEmbedder
+from carpool.embedding.loader import CachedEmbedder
 
 
 class Model(HashingEmbedder):
@@ -43,7 +43,7 @@ def test_equal_texts_of_a_call_and_of_later_calls_are_embedded_once_and_get_equa
 
 
 def test_the_least_recently_used_text_leaves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached, "TEXTS_MAX", 2)
+    monkeypatch.setattr(loader, "TEXTS_MAX", 2)
     model = Model()
     embedder = CachedEmbedder(model)
     assert embedder.encode(["ada", "bell", "curie"]).shape == (3, 8)  # more than it keeps

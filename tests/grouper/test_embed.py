@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from carpool.embedding.cached import CachedEmbedder
 from carpool.embedding.hashing import HashingEmbedder
+from carpool.embedding.loader import CachedEmbedder
 from carpool.errors import ConfigError
 from grouper.embed import KNOWN_GOOD_TEXT, embed_texts
 

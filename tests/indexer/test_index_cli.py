@@ -68,23 +68,15 @@ def test_codes_are_made_for_an_index_without_any_and_it_is_whole(built: Path) ->
     ]
 
 
-def test_questions_given_to_a_build_choose_nprobe_and_stats_say_that_it_is_measured(
-    tmp_path: Path,
-) -> None:
-    corpus = write_corpus(tmp_path / "c.jsonl", 120)
+def test_questions_choose_nprobe_and_stats_say_that_it_is_measured(tmp_path: Path) -> None:
+    corpus, index = write_corpus(tmp_path / "c.jsonl", 120), str(tmp_path / "i")
     asked = np.random.default_rng(1).standard_normal((150, 16)).astype(np.float32)
-    np.save(tmp_path / "few.npy", asked[:50])
     np.save(tmp_path / "asked.npy", asked)
-
-    def build(questions: str) -> Result:
-        options = ["--out", str(tmp_path / "i"), "--model", "hashing:16", "--nlist", "40", "--json"]
-        options += ["--questions", str(tmp_path / questions), "--force"]
-        return runner.invoke(app, ["build", str(corpus), *options])
-
-    refused = build("few.npy").exception
-    assert isinstance(refused, ConfigError) and "is complete, and a formula" in str(refused)
-    assert read_manifest(tmp_path / "i").recall is None
-    stats = json.loads(build("asked.npy").stdout)["index"]
+    options = ["--out", index, "--model", "hashing:16", "--nlist", "40"]
+    assert runner.invoke(app, ["build", str(corpus), *options]).exit_code == 0
+    options = ["--model", "hashing:16", "--questions", str(tmp_path / "asked.npy")]
+    assert runner.invoke(app, ["tune", index, *options]).exit_code == 0
+    stats = json.loads(runner.invoke(app, ["stats", index, "--json"]).stdout)
     table = read_manifest(tmp_path / "i").recall
     assert table is not None and stats["is_measured"]
     assert stats["nprobe_default"] == table.row_for(0.95).nprobe

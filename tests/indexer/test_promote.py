@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from carpool.disk.manifest import MANIFEST_NAME, is_newer, read_manifest
-from indexer.promote import promote
+from indexer.write import promote
 from tests.cli.support import carpool
 from tests.clocks import NOW_US, HandClock
 from tests.indexer.helpers import build, write_corpus

@@ -12,7 +12,7 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.disk.manifest import is_newer, read_manifest
-from indexer.promote import promote
+from indexer.write import promote
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIES
 from tests.e2e.support import build_index
 from tests.loop.pipeline import Pipeline

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.reliability.chaos.workflows import MODULE
 from carpool.clock import SystemClock
-from indexer.promote import promote
+from indexer.write import promote
 
 IN_MID_RUN = "# In mid-run"
 
