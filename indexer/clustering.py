@@ -109,8 +109,6 @@ def assign_rows(vectors: Vectors, centroids: Float32, on_rows: Callable[[int], N
 ROUNDS_MAX = 8
 SETTLE_ITERATIONS = 2
 
-Float32 = npt.NDArray[np.float32]
-
 
 def balance_centroids(
     sample: Float32, centroids: Float32, seed: int, note: Callable[[str], None]

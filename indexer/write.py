@@ -222,8 +222,6 @@ def index_version(
 CENTROIDS_NAME = "centroids.f32"
 ASSIGNMENT_NAME = "assignment.i32"
 
-Float32 = npt.NDArray[np.float32]
-
 
 def cluster_and_write(
     workspace: Workspace,

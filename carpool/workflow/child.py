@@ -128,7 +128,7 @@ def load_module(name: str, text: str | None = None) -> tuple[list[Program], str]
         path = _path_of(name)
         text = path.read_text(encoding="utf-8") if text is None else text
         check_source(text, name)
-        module = _run(path, text)
+        module = _executed(path, text)
     except ConfigError:
         raise
     except BaseException as error:
@@ -151,7 +151,7 @@ def _path_of(name: str) -> Path:
     return Path(spec.origin)
 
 
-def _run(path: Path, text: str) -> ModuleType:
+def _executed(path: Path, text: str) -> ModuleType:
     module = ModuleType(f"carpool_workflows_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module

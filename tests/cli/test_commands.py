@@ -74,7 +74,7 @@ def test_a_disk_that_takes_nothing_is_one_line_that_says_what_to_do(tmp_path: Pa
     )
     refused = carpool(
         f"up --index {tmp_path}/i --set llm.engine=none --set embedding.model=hashing:64"
-        " --state-dir /sys/carpool"
+        f" --state-dir /sys/carpool-{os.getpid()}"  # another run on this machine has another
     )
     assert refused.code == 2
     assert "cannot write /sys/carpool" in refused.stderr and "--state-dir" in refused.stderr
