@@ -1,7 +1,6 @@
 """Settings: frozen sections of values from defaults, a TOML file, the environment and flags.
 
-*Invariant:* settings are validated once, at start, all together. *Invariant:* a secret comes from
-the environment only and is never printed. Absent on purpose: globals; values are passed in.
+They are validated once, at start, all together, and passed in: there are no globals.
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ class AnswerReader:
             kafka,
             SystemClock(),
             name=f"client-{uuid.uuid4()}",
-            timeout_s=self._timeout_s,
             config={
                 "client.id": "carpool-client",
                 "enable.partition.eof": False,
