@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from carpool.kafka.librdkafka import end_offsets
+from carpool.kafka.librdkafka import member_state
 from carpool.kafka.librdkafka.ask_brokers import reply
 from carpool.kafka.librdkafka.member_state import EndOffsets
 from carpool.kafka.records import TopicPartition
@@ -36,7 +36,7 @@ class Watched(AdminClient):
 def test_a_client_with_an_open_request_ends_on_the_thread_that_drops_it(
     is_closed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(end_offsets, "AdminClient", Watched)
+    monkeypatch.setattr(member_state, "AdminClient", Watched)
     monkeypatch.setattr(Watched, "ended_on", [])
     ends = EndOffsets(SETTINGS)
     assert ends.known([AT], ask=True) == {}
