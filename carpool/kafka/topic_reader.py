@@ -74,15 +74,17 @@ class TopicReader:
         clock: Clock,
         *,
         name: str,
+        timeout_s: float | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         """Connects lazily. `name`: for the brokers' logs.
 
-        `config`: librdkafka settings that replace the defaults, which read committed records only.
+        `timeout_s`: of a request, by default the request time-out of the settings. `config`:
+        librdkafka settings that replace the defaults, which read committed records only.
         """
         self._settings = settings
         self._clock = clock
-        self._timeout_s = settings.request_timeout_ms / 1_000
+        self._timeout_s = settings.request_timeout_ms / 1_000 if timeout_s is None else timeout_s
         self._stale_topics: set[str] = set()
         self._unreadable = UnreadableBatches()
         self._ids = TopicIds(settings, every_s=METADATA_REFRESH_MS / 1_000)
