@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.errors import RecordError
-
-__all__ = [
-    "AbortedError",
-    "CarpoolError",
-    "ConfigError",
-    "CorruptionError",
-    "DeploymentError",
-    "FencedError",
-    "RecordError",
-    "RetryableError",
-]
+from schemas.errors import RecordError as RecordError
 
 
 class CarpoolError(Exception):

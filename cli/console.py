@@ -11,23 +11,14 @@ import structlog
 from rich.table import Table
 
 from carpool.clock import SystemClock
-from carpool.terminal import TerminalConsole, harmless, print_json, print_json_line, print_plain
+from carpool.terminal import TerminalConsole
+from carpool.terminal import harmless as harmless
+from carpool.terminal import print_json as print_json
+from carpool.terminal import print_json_line as print_json_line
+from carpool.terminal import print_plain as print_plain
 
 if TYPE_CHECKING:
     from indexer.progress import ProgressReport
-
-__all__ = [
-    "facts",
-    "harmless",
-    "output",
-    "people",
-    "print_json",
-    "print_json_line",
-    "print_plain",
-    "quiet_logs",
-    "step_progress",
-    "table",
-]
 
 
 def people() -> TerminalConsole:

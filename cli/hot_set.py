@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,26 +22,30 @@ if TYPE_CHECKING:
 
     _Found = tuple[SearchTimes, HotSet, int | None, str]
 
-_Nprobe = Annotated[
-    int | None, typer.Option(min=1, help="Clusters to probe. Default: that of the index.")
-]
-_TargetMs = Annotated[
-    float, typer.Option(min=0, metavar="MS", help="Longest time of a search with its wait.")
-]
-_QueriesPerS = Annotated[
-    float, typer.Option("--queries-per-s", min=0, metavar="N", help="Queries to keep up with.")
-]
 ROUNDS = 8
 """Of measured searches: some seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """What is fast enough, and how much is probed."""
+
+    nprobe: Annotated[
+        int | None, typer.Option(min=1, help="Clusters to probe. Default: that of the index.")
+    ] = None
+    target_ms: Annotated[
+        float, typer.Option(min=0, metavar="MS", help="Longest time of a search with its wait.")
+    ] = 0.0
+    queries_per_s: Annotated[
+        float, typer.Option(min=0, metavar="N", help="Queries to keep up with.")
+    ] = 0.0
 
 
 @spread
 def hot_set(
     index_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
     asked: Asked,
-    nprobe: _Nprobe = None,
-    target_ms: _TargetMs = 0.0,
-    queries_per_s: _QueriesPerS = 0.0,
+    targets: Targets,
     as_json: JsonOption = False,
     *,
     beside: Beside,
@@ -69,7 +73,7 @@ def hot_set(
     """
     from carpool.disk.index import open_index
 
-    if not target_ms and not queries_per_s:
+    if not targets.target_ms and not targets.queries_per_s:
         raise ConfigError("nothing says what is fast enough: give --target-ms or --queries-per-s")
     settings = load(CarpoolSettings, beside.given())
     if settings.searcher.shard != "gpu":
@@ -79,20 +83,13 @@ def hot_set(
     index = open_index(index_dir)
     try:
         vectors = asked.vectors(index.manifest, settings.embedding, beside)
-        targets = {"target_us": 1_000 * target_ms, "queries_per_s": queries_per_s}
-        found = _choose(index, settings.searcher, vectors, nprobe, targets)
+        found = _choose(index, settings.searcher, vectors, targets)
     finally:
         index.close()
     _print(index_dir, found, as_json=as_json)
 
 
-def _choose(
-    index: OpenIndex,
-    settings: SearcherSettings,
-    asked: Any,
-    nprobe: int | None,
-    targets: dict[str, float],
-) -> _Found:
+def _choose(index: OpenIndex, settings: SearcherSettings, asked: Any, targets: Targets) -> _Found:
     """Returns the measured times, the chosen hot set, the bytes to set, and why.
 
     `asked`: (n, dim) float32. No bytes: a shard is not needed, or not enough.
@@ -106,14 +103,15 @@ def _choose(
     manifest = index.manifest
     if not len(asked):
         raise ConfigError("there are no questions to profile: name a file with --questions")
-    count = min(nprobe or manifest.nprobe_default, manifest.nlist)
+    count = min(targets.nprobe or manifest.nprobe_default, manifest.nlist)
     probes = list(probe(index.centroids, asked, count).astype(np.int64))
     blocks = np.array([blocks_of(extent.row_count) for extent in index.extents], np.int64)
     sets = nested_hot_sets(
         probes, blocks * block_bytes(dimension=manifest.dimension, stored_bytes=1)
     )
     times = _measure(index, settings, asked, probes)
-    chosen = choose_hot_set(sets, times, **targets)
+    target_us, per_s = 1_000 * targets.target_ms, targets.queries_per_s
+    chosen = choose_hot_set(sets, times, target_us=target_us, queries_per_s=per_s)
     if not chosen.meets:
         why = "the targets are not met even with the whole index in the shard"
         return times, chosen, None, why

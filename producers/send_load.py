@@ -21,11 +21,9 @@ class QuestionSender(Protocol):
 
     def send(self, record: QueryRecord, on_placed: Placed) -> None:
         """Queues a record; raises `PublishError` when it cannot."""
-        ...
 
     def flush(self, timeout_s: float) -> int:
         """Waits for acknowledgements; returns how many are missing."""
-        ...
 
 
 class SentQuestion(msgspec.Struct, frozen=True):

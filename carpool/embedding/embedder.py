@@ -26,12 +26,10 @@ class Embedder(Protocol):
     @property
     def fingerprint(self) -> str:
         """A hash of the model in hex: only vectors of equal fingerprints can be compared."""
-        ...
 
     @property
     def dimension(self) -> int:
         """Numbers in a vector."""
-        ...
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Returns (len(texts), dimension) float32, rows L2-normalised, in the order of `texts`.
@@ -39,4 +37,3 @@ class Embedder(Protocol):
         Blocks; one thread at a time. A text that is too long for the model is cut. The same texts
         in the same call give the same bytes.
         """
-        ...

@@ -27,7 +27,6 @@ class RebalanceListener(Protocol):
 
     def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
         """These partitions are assigned to this member, with their committed positions."""
-        ...
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """The broker assigns these partitions to another member when this call returns.
@@ -35,14 +34,12 @@ class RebalanceListener(Protocol):
         `lost`: they were already reassigned, and commits fail. Commit requests that were not sent
         are dropped before this call, without a result.
         """
-        ...
 
     def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
         """A fetch of this partition failed; the client tries again. `error`: in words.
 
         `lasts`: the next record does not exist, so this member reads no more of the partition.
         """
-        ...
 
 
 class ConsumerClient(Protocol):
@@ -56,7 +53,6 @@ class ConsumerClient(Protocol):
         self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
     ) -> None:
         """Joins the group. Raises `ConfigError` when a topic does not exist."""
-        ...
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the next record, or None after `timeout_s`. Calls the listener.
@@ -64,7 +60,6 @@ class ConsumerClient(Protocol):
         A batch that cannot be unpacked, tried several times, is returned as one `unreadable` record
         and passed over. Raises `FencedError` when the group removed this member.
         """
-        ...
 
     def pause(
         self, topics: frozenset[str], partitions: frozenset[TopicPartition] = frozenset()
@@ -73,11 +68,9 @@ class ConsumerClient(Protocol):
 
         `poll` still keeps the membership.
         """
-        ...
 
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns the known number of unread records of each assigned partition."""
-        ...
 
     def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
         """Requests a commit without blocking. Thread-safe; one commit is in flight at a time.
@@ -85,11 +78,9 @@ class ConsumerClient(Protocol):
         `poll` calls `on_result` once: with None, `RetryableError`, or `FencedError` when the group
         removed this member.
         """
-        ...
 
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
         """Commits and blocks, after earlier requests. Polling thread only; raises as above."""
-        ...
 
     def membership(self, *, fresh: bool = False) -> Membership | None:
         """Returns the proof of membership for the broker; None for no member.
@@ -97,18 +88,15 @@ class ConsumerClient(Protocol):
         Polling thread only. The result is not older than this member's last rebalance. `fresh`: do
         not use the cache, which takes longer.
         """
-        ...
 
     def leave(self) -> None:
         """Leaves the group; the listener is called for the last revocation.
 
         Until `subscribe` is called again, no record waits and there is no membership.
         """
-        ...
 
     def close(self) -> None:
         """Leaves the group as `leave` does, and disconnects."""
-        ...
 
 
 class Membership(Protocol):
@@ -125,15 +113,12 @@ class TransactionalProducerClient(Protocol):
 
     def start(self) -> None:
         """Takes the transactional id and aborts its open transaction. Call it once, first."""
-        ...
 
     def begin(self) -> None:
         """Opens a transaction."""
-        ...
 
     def produce(self, output: Output) -> None:
         """Adds a record; blocks while the client's queue is full. `commit` reports failures."""
-        ...
 
     def send_offsets(
         self, offsets: Mapping[TopicPartition, Position], membership: Membership
@@ -143,19 +128,15 @@ class TransactionalProducerClient(Protocol):
         The broker checks the membership only.
         A membership from before a rebalance is an `AbortedError`; the next `membership` is valid.
         """
-        ...
 
     def commit(self) -> None:
         """Commits the transaction. After `RetryableError` its outcome is unknown: call it again."""
-        ...
 
     def abort(self) -> None:
         """Ends the transaction: its records and offsets stay invisible."""
-        ...
 
     def close(self) -> None:
         """Disconnects; the next start or the transaction time-out aborts an open transaction."""
-        ...
 
 
 class ProducerClient(Protocol):
@@ -163,15 +144,12 @@ class ProducerClient(Protocol):
 
     def produce(self, output: Output, on_delivery: Callable[[CarpoolError | None], None]) -> bool:
         """Queues a record; False when the queue is full. `poll` calls `on_delivery` once."""
-        ...
 
     def poll(self, timeout_s: float) -> None:
         """Serves deliveries, waiting up to `timeout_s` for one."""
-        ...
 
     def close(self, timeout_s: float) -> int:
         """Flushes for up to `timeout_s`; returns the number of records that were not written."""
-        ...
 
 
 def partitions_text(partitions: Iterable[TopicPartition]) -> str:

@@ -32,7 +32,6 @@ class TableListener(Protocol):
 
     def rows_read(self, messages: Sequence[Message]) -> None:
         """The next records, those of each partition in order. A later record of a key wins."""
-        ...
 
     def partition_read(self, partition: int) -> None:
         """All records that the partition had when `read` was called were passed to `rows_read`."""
@@ -44,7 +43,6 @@ class TableListener(Protocol):
 
     def table_failed(self, error: CarpoolError) -> None:
         """The topic cannot be read, and no retry helps."""
-        ...
 
 
 class _Request(NamedTuple):
