@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -104,38 +105,34 @@ def broker_facts(
     )
 
 
+@dataclass
 class DeploymentWatch:
     """Warns when topics change so that a service would not start or might lose work.
 
-    Each warning is logged once, until what it says has ended.
+    Each warning is logged once, until what it says has ended. `start`: the deployment at start,
+    whose warnings are logged already.
     """
 
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        topics: Sequence[Topic],
-        group: str,
-        service: str,
-        start: Deployment,
-    ) -> None:
-        """`start`: the deployment at start, whose warnings are logged already."""
-        self._settings = settings
-        self._topics = topics
-        self._group = group
-        self._service = service
-        self._delivery = start.delivery
-        self._known = set(start.warnings)
+    settings: KafkaSettings
+    topics: Sequence[Topic]
+    group: str
+    service: str
+    start: Deployment
+
+    def __post_init__(self) -> None:
+        """Takes the warnings that are logged already."""
+        self._known = set(self.start.warnings)
 
     def step(self) -> None:
         """Checks once. Blocks. Brokers that do not answer are left to others to report."""
         try:
             now = check_deployment(
-                self._settings,
-                self._delivery,
-                self._topics,
-                group=self._group,
+                self.settings,
+                self.start.delivery,
+                self.topics,
+                group=self.group,
                 inputs=(),
-                service=self._service,
+                service=self.service,
             )
         except CarpoolError:
             return
