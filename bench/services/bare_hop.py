@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from bench.core.kafka import kafka_settings
 from carpool.kafka.client_config import RETRY_BACKOFF_MS, client_config, producer_config
-from carpool.kafka.librdkafka.protocol import choose_protocol, member_config
+from carpool.kafka.librdkafka.member_state import choose_protocol, member_config
 from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import COMMIT_INTERVAL_MS, OFFSETS_INTERVAL_MS

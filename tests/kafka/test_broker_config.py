@@ -12,7 +12,7 @@ from confluent_kafka.admin import ConfigResource
 
 from carpool.errors import RetryableError
 from carpool.kafka.librdkafka.ask_brokers import broker_config
-from carpool.kafka.librdkafka.protocol import choose_protocol
+from carpool.kafka.librdkafka.member_state import choose_protocol
 from carpool.kafka.settings import KafkaSettings
 
 CONFIG = {"transaction.state.log.min.isr": "2", "group.consumer.session.timeout.ms": "45000"}

@@ -12,7 +12,7 @@ from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.acls import ROLES, SERVICES, acls_of
 from carpool.kafka.client_config import client_config, consumer_config, producer_config
 from carpool.kafka.coordinator import coordinator_config
-from carpool.kafka.librdkafka.protocol import GroupProtocol, member_config
+from carpool.kafka.librdkafka.member_state import GroupProtocol, member_config
 from carpool.kafka.librdkafka.purge import PURGED
 from carpool.kafka.oauth_tokens import token_provider
 from carpool.kafka.passed_through import DENIED, SECRETS

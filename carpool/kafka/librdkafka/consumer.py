@@ -27,13 +27,16 @@ from carpool.kafka.librdkafka.convert import KINDS, StructlogBridge, sort_error
 from carpool.kafka.librdkafka.member_state import (
     CachedMembership,
     CommitRequests,
+    GroupProtocol,
     WaitingRecords,
+    choose_protocol,
     commit_now,
+    member_config,
+    wake,
+    wake_after_rebalance,
 )
 from carpool.kafka.librdkafka.namesake import configured_instance_id
 from carpool.kafka.librdkafka.partition_handover import PartitionHandover, read_committed
-from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
-from carpool.kafka.librdkafka.wake import wake, wake_after_rebalance
 from carpool.kafka.passed_through import flattened
 from carpool.kafka.raw_records import (
     message_of,

@@ -1,20 +1,27 @@
-"""What a member of a group knows between polls: its membership, its commits, what waits."""
+"""What a member of a group needs beside its client: a protocol, its membership, its commits, counts
+of what waits, and a way to wake the threads that fetch.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Literal
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
+import structlog
+from confluent_kafka import OFFSET_END, Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from carpool.clock import Clock
-from carpool.kafka.client_config import client_config
+from carpool.kafka.client_config import client_config, consumer_config
 from carpool.kafka.clients import CommitResult, Membership, Position
+from carpool.kafka.librdkafka.ask_brokers import broker_config
 from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
+from carpool.kafka.passed_through import flattened
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -210,3 +217,76 @@ class WaitingRecords:
     def close(self) -> None:
         """Ends the client that asks the brokers."""
         self._ends.close()
+
+
+ASK_S = 0.1
+"""Time-out of the request after a rebalance; fetching continues meanwhile."""
+
+
+def wake(consumer: Consumer, settings: KafkaSettings) -> None:
+    """Wakes the threads. Does not block.
+
+    Setting the credentials, here to the same values, is the only call that wakes them. It sends
+    nothing to the brokers.
+    """
+    consumer.set_sasl_credentials(settings.sasl_username, settings.sasl_password.value)
+
+
+def wake_after_rebalance(consumer: Consumer, partitions: Sequence[RawPartition]) -> None:
+    """Makes librdkafka fetch retained partitions immediately.
+
+    librdkafka pauses all partitions during a rebalance. A request to a broker and its reply wake
+    the thread of that broker. `wake` could be too early here, because librdkafka resumes the
+    partitions later.
+    """
+    if partitions:
+        ends = [RawPartition(each.topic, each.partition, OFFSET_END) for each in partitions]
+        # The answer is not used; from a broker that does not answer, nothing can be fetched.
+        with suppress(KafkaException):
+            consumer.offsets_for_times(ends, ASK_S)
+
+
+log = structlog.get_logger()
+
+GroupProtocol = Literal["consumer", "classic"]
+
+CLASSIC_ONLY = ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms")
+"""Decided by the brokers under the consumer protocol; librdkafka rejects these settings."""
+
+BROKER_SESSION_TIMEOUT = "group.consumer.session.timeout.ms"
+"""The brokers' setting for it. Brokers that have this setting have the protocol."""
+
+
+def choose_protocol(
+    settings: KafkaSettings, admin: AdminClient, broker_ids: Iterable[int]
+) -> GroupProtocol:
+    """Returns the protocol that is set for librdkafka, or the newest of the brokers. Blocks.
+
+    librdkafka retries forever, without an error, to join by a protocol that the brokers do not
+    have. Raises `RetryableError` when no broker answers: a member with the other protocol would
+    convert its group.
+    """
+    given = flattened(settings.librdkafka).get("group.protocol")
+    if given is not None:
+        return "classic" if given == "classic" else "consumer"
+    config = broker_config(admin, broker_ids, settings.request_timeout_ms / 1_000)
+    if config is None:
+        log.info("the brokers' settings cannot be read; using the classic protocol")
+        return "classic"
+    timeout_ms = config.get(BROKER_SESSION_TIMEOUT)
+    log.info(
+        "brokers were asked for the consumer protocol (KIP-848)", session_timeout_ms=timeout_ms
+    )
+    return "classic" if timeout_ms is None else "consumer"
+
+
+def member_config(settings: KafkaSettings, group: str, protocol: GroupProtocol) -> dict[str, Any]:
+    """Returns the configuration of a group member that speaks this protocol."""
+    config = consumer_config(settings, group)
+    if protocol == "classic":
+        return config
+    # By range: each topic is shared by itself. The brokers' default counts partitions over all
+    # topics, and may give one member all of the class that has work, and another all of the one
+    # that has none.
+    ours = {"group.protocol": "consumer", "group.remote.assignor": "range"}
+    return {name: value for name, value in config.items() if name not in CLASSIC_ONLY} | ours
