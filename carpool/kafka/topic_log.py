@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from carpool.clock import Clock
 from carpool.errors import RetryableError
@@ -52,26 +53,20 @@ class TopicLog:
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._next: dict[int, int] = {}
         self._trouble: str | None = None
-        self._readers: tuple[TopicReader, TopicReader] | None = None
 
-    @property
+    @cached_property
     def _follower(self) -> TopicReader:
-        assert self._readers is not None, "open comes first"
-        return self._readers[0]
+        return self._reader(self._follower_config)
 
-    @property
+    @cached_property
     def _look_up(self) -> TopicReader:
-        assert self._readers is not None, "open comes first"
-        return self._readers[1]
+        return self._reader(LOOK_UP)
+
+    def _reader(self, config: Mapping[str, object]) -> TopicReader:
+        return TopicReader(self._settings, self._clock, name=self.topic, config=config)
 
     def open(self) -> None:
         """Connects. Raises `ConfigError` when the topic is missing."""
-        if self._readers is None:
-            follower, look_up = (
-                TopicReader(self._settings, self._clock, name=self.topic, config=config)
-                for config in (self._follower_config, LOOK_UP)
-            )
-            self._readers = (follower, look_up)
         self._look_up.partitions(self.topic)
 
     def first_since(self, partition: int, since_ms: int) -> int:
@@ -122,6 +117,6 @@ class TopicLog:
 
     def close(self) -> None:
         """Disconnects."""
-        for reader in self._readers or ():
-            reader.close()
-        self._readers = None
+        for name in ("_follower", "_look_up"):
+            if name in vars(self):
+                vars(self).pop(name).close()
