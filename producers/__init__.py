@@ -1,4 +1,4 @@
-"""How do questions enter, and how do answers come back? A client, and a load generator."""
+"""How do questions enter, and how do answers come back? A client."""
 
 from producers.client import Client
 from producers.errors import AnswerFailed, AnswerTimeout, PublishError, raise_for_status

@@ -12,7 +12,7 @@ from carpool.settings import Settings
 
 
 class ClientSettings(Settings, frozen=True, kw_only=True):
-    """Bounds of the Python client, of `carpool ask` and of the load generator."""
+    """Bounds of the Python client, and of `carpool ask`."""
 
     publish_timeout_ms: Annotated[
         int,

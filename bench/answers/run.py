@@ -21,6 +21,7 @@ from bench.answers.rows import (
 )
 from bench.answers.support import judged_threshold
 from bench.core.accounting import Accounting, account, answers_of
+from bench.core.load import even
 from bench.core.stack import llm_server
 from bench.data.evaluation import NATURAL
 from bench.services.corpus import CorpusRun
@@ -34,7 +35,6 @@ from carpool.vllm import (
     vllm_command,
     vllm_environment,
 )
-from producers.arrival_times import even
 from producers.read_questions import Question
 from schemas.topics import ANSWERS
 

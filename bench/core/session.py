@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.core.embedded_broker import EmbeddedBroker
 from bench.core.kafka import fresh_folder, kafka_settings
+from bench.core.load import LoadPlan, QuestionSender, SentQuestion, run_load
 from bench.core.stack import SERVICES, Stack
 from bench.core.topic_recorder import TopicRecorder
 from carpool.clock import SystemClock
@@ -18,7 +19,6 @@ from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS, FETCH_WAIT_MS
 from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster, KafkaServer
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
-from producers.send_load import LoadPlan, QuestionSender, SentQuestion, run_load
 from producers.settings import ClientSettings
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
@@ -45,7 +45,7 @@ class Session:
     ) -> SentLoad:
         """Sends each question once, at its time, whether or not earlier ones were answered. Blocks.
 
-        `times_us`: see `producers.arrival_times`. Raises `CarpoolError` when a question could not
+        `times_us`: see `bench.core.load`. Raises `CarpoolError` when a question could not
         be sent.
         """
         sent: list[SentQuestion] = []

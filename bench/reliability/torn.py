@@ -17,6 +17,7 @@ from threading import Event
 
 from bench.core.accounting import Accounting, account
 from bench.core.kafka import fresh_folder
+from bench.core.load import LoadPlan, even
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
 from bench.core.stack import ServiceProcess
@@ -27,9 +28,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.embedded import free_port
 from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
 from carpool.testing.kafka import KafkaServer, free_ports
-from producers.arrival_times import even
 from producers.read_questions import Question
-from producers.send_load import LoadPlan
 from schemas.codec import decode
 from schemas.group import Group
 from schemas.topics import GROUPS

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from bench.core.accounting import Accounting, answers_of, final_retrievals, retrieval_accounting
+from bench.core.load import even
 from bench.core.topic_recorder import ReceivedRecord
 from bench.data.evaluation import CLAIMS, EVIDENCE, Float32, read_evidence
 from bench.data.exact import MemorySearch, Ranking
@@ -20,7 +21,6 @@ from bench.data.index import memory_search
 from bench.services.corpus import CorpusRun
 from bench.services.options import ClaimsOptions
 from carpool.errors import CarpoolError
-from producers.arrival_times import even
 from schemas.codec import decode
 from schemas.group import Group
 from schemas.retrieval import Retrieval

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.core.load import LoadPlan
 from bench.core.machine import data_file
 from bench.core.run import ServicesRun
 from bench.core.session import Session, open_session
@@ -16,7 +17,6 @@ from bench.services.options import CorpusOptions
 from carpool.embedding import EmbeddingSettings
 from carpool.settings import environment_name
 from producers.read_questions import Question
-from producers.send_load import LoadPlan
 
 Kind = Literal["text", "vectors"]
 

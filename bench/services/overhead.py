@@ -15,6 +15,7 @@ import msgspec
 
 from bench.core.accounting import Accounting, account, answer_accounting, answers_of
 from bench.core.cpu import COMPILERS, CpuMeter
+from bench.core.load import LoadPlan, even
 from bench.core.machine import revision_of
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
@@ -25,8 +26,6 @@ from bench.data.made_up import ENVIRONMENT, MODEL, made_up_index, made_up_questi
 from bench.services.options import OverheadOptions
 from carpool.errors import ConfigError
 from carpool.kafka.checks import DeliveryName
-from producers.arrival_times import even
-from producers.send_load import LoadPlan
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 
 NO_LLM, LOAD = "no LLM", "load and reader"

@@ -11,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from bench.core.accounting import Accounting, answer_accounting, answers_of
+from bench.core.load import LoadPlan, even, poisson
 from bench.core.run import ServicesRun
 from bench.core.session import STALLED_S, SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.services.options import PrioritiesOptions
-from producers.arrival_times import even, poisson
 from producers.read_questions import Question
-from producers.send_load import LoadPlan
 from schemas.topics import ANSWERS
 
 RATE_PER_S = 20.0

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from bench.core.accounting import Accounting, answers_of, final_retrievals, retrieval_accounting
+from bench.core.load import SentQuestion, even, poisson
 from bench.core.memory import MemoryUse, memory_of
 from bench.core.session import SentLoad, Session
 from bench.core.spread import Spread, spreads
@@ -18,8 +19,6 @@ from bench.services.corpus import CorpusRun, Kind
 from bench.services.options import TrafficOptions
 from carpool.errors import ConfigError
 from carpool.settings import environment_name
-from producers.arrival_times import even, poisson
-from producers.send_load import SentQuestion
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, RETRIEVALS
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from bench.core.load import LoadPlan, even
 from bench.core.session import Session, open_session, require_all_sent
 from bench.core.stack import SERVICES, clean_environment
 from bench.papers.hedrarag.baselines import READY, Asked, Ended
@@ -22,10 +23,8 @@ from carpool.errors import CarpoolError, ConfigError
 from carpool.guard import GuardedProcess
 from carpool.settings import environment_name
 from carpool.testing.llm_text import NAME as STAND_IN_MODEL
-from producers.arrival_times import even
 from producers.build_query import build_record
 from producers.read_questions import Question
-from producers.send_load import LoadPlan
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.topics import ANSWERS, QUERIES

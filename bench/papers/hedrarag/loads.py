@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from bench.core.cpu import COMPILERS, CpuMeter
+from bench.core.load import poisson
 from bench.core.run import figures
 from bench.core.spread import Spread, spread
 from bench.core.stack import ServiceProcess
 from bench.papers.hedrarag.baselines import Asked
 from bench.papers.hedrarag.contestants import BROKER, HOP, Contestant, wait_until
 from carpool.clock import SystemClock
-from producers.arrival_times import poisson
 
 FIVE = ("hyde", "multistep", "irg", "recomp", "corrective")
 MIXED, STEPS = "mixed", "steps"

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
+from bench.core.load import LoadPlan, QuestionSender, SentQuestion, even, run_load
 from bench.core.session import require_all_sent
 from bench.reliability.chaos.questions import WORD, ChaosQuestion
 from carpool.clock import SystemClock
@@ -19,11 +20,9 @@ from carpool.dead_letters.letter import Selection
 from carpool.errors import CarpoolError
 from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
-from producers.arrival_times import even
 from producers.build_query import QueryRecord, build_cancel
 from producers.errors import PublishError
 from producers.publish_queries import Placed, Publisher
-from producers.send_load import LoadPlan, QuestionSender, SentQuestion, run_load
 from producers.settings import ClientSettings
 from schemas.headers import DEADLINE_HEADER, TENANT_HEADER
 

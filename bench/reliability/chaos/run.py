@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from bench.core.kafka import fresh_folder, kafka_settings
+from bench.core.load import LoadPlan
 from bench.core.spread import Spread, spreads
 from bench.core.stack import Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
@@ -51,7 +52,6 @@ from carpool.kafka.topic_reader import TopicReader
 from carpool.testing.fault_proxy import FaultProxy
 from carpool.testing.kafka import KafkaCluster
 from producers.build_query import Priority
-from producers.send_load import LoadPlan
 from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 

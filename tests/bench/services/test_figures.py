@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from bench.core.accounting import account, answer_accounting, final_retrievals, retrieval_accounting
+from bench.core.load import SentQuestion
 from bench.core.memory import MemoryUse
 from bench.core.spread import spread
 from bench.data.exact import Ranking
 from bench.services.claims import evidence_share
 from bench.services.overhead import NO_LLM, SideResult, promises
 from bench.services.traffic import MIB, TrafficResult, stages_ms, traffic_promises
-from producers.send_load import SentQuestion
 from schemas.answer import Answer, unanswered
 from tests.bench.helpers import received
 from tests.records import a_retrieval, an_answer

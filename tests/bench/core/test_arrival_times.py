@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.arrival_times import even, poisson
+from bench.core.load import even, poisson
 
 RATES = st.floats(min_value=0.01, max_value=10_000)
 

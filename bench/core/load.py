@@ -1,10 +1,15 @@
-"""The load generator: sends questions at given times, whether or not earlier ones were answered."""
+"""The load generator: sends questions at given times, whether or not earlier ones were answered.
+
+The times are *intended* ones, in microseconds after the start. The load is open: a slow system does
+not slow its own load.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -61,7 +66,7 @@ def run_load(
 ) -> list[str]:
     """Sends each question at its time; returns what went wrong: nothing if all are acknowledged.
 
-    Blocks. `times_us`: see `producers.arrival_times`. A question that cannot be sent is not
+    Blocks. `times_us`: see `bench.core.load`. A question that cannot be sent is not
     retried.
     """
     run_id = uuid.uuid4().hex[:8]
@@ -95,3 +100,24 @@ def _record(question: Question, plan: LoadPlan, query_id: str, intended_us: int)
     if question.vector is not None:
         arguments |= {"vector": question.vector, "embedding_model": plan.embedding_model}
     return build_record(question.text, now_us=intended_us, **arguments)
+
+
+US_PER_S = 1_000_000
+
+
+def poisson(rate_per_s: float, seed: int) -> Iterator[int]:
+    """Yields the arrival times of a Poisson process without end, the same for one seed."""
+    # Intervals of a Poisson process are exponential: seconds = -ln(U) / rate.
+    generator = random.Random(seed)
+    at_us = 0.0
+    while True:
+        at_us += generator.expovariate(rate_per_s) * US_PER_S
+        yield int(at_us)
+
+
+def even(rate_per_s: float) -> Iterator[int]:
+    """Yields arrival times at equal distances without end, the first at 0."""
+    index = 0
+    while True:
+        yield int(index * US_PER_S / rate_per_s)  # multiplied, not added up: no drift
+        index += 1

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from producers.arrival_times import even
+from bench.core.load import LoadPlan, SentQuestion, even, run_load
 from producers.build_query import QueryRecord
 from producers.errors import PublishError
 from producers.publish_queries import Placed
 from producers.read_questions import Question
-from producers.send_load import LoadPlan, SentQuestion, run_load
 from schemas.codec import decode_query
 from schemas.query import Query
 from schemas.record import Source
