@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+
+from carpool.disk.files import write_atomically
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,13 +33,10 @@ class RunFile:
     def write(self, run: Run) -> None:
         """Writes the file atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".run-", dir=self.path.parent)
+        content = msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n"
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
-            Path(name).replace(self.path)
-        except OSError as error:  # a full disk is noticed when the file is closed
-            Path(name).unlink()
+            write_atomically(self.path, content)
+        except OSError as error:  # of a full disk it names no file
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def read(self) -> Run | None:
@@ -54,10 +53,9 @@ class RunFile:
 
 
 def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    with suppress(PermissionError):  # it is another user's
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
     return True
