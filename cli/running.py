@@ -240,6 +240,6 @@ def summary(answers: Sequence[Answer], asked: int) -> str:
     quoted = sum(bool(answer.quotes) for answer in answers if answer.status in ANSWERED)
     return (
         f"{checkable} of {asked} answered from passages"
-        f"{f' ({cut} cut short)' if cut else ''}: {len(grounded)} with a passage that supports "
-        f"them ({marked} by a marker of the model), {quoted} with a quote."
+        f"{f' ({cut} cut short)' if cut else ''}. {len(grounded)} have a passage that supports "
+        f"them ({marked} by a marker of the model), {quoted} show a quote."
     )
