@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from bench.core.embedded_broker import EmbeddedBroker
+from bench.reliability.fault_proxy import FaultProxy
 from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import find_broker_binary, free_port
 from carpool.kafka.settings import KafkaSettings
-from carpool.testing.fault_proxy import FaultProxy
 from carpool.testing.kafka import KafkaServer, free_ports
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import load_settings
+from carpool.testing.kafka import kafka_home
 
 PREFIX = "CARPOOL_KAFKA_"
 
@@ -37,3 +38,10 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def kafka_version() -> str:
+    """Returns the version in the names of the jars of `KAFKA_HOME`; "unknown" without one."""
+    home = kafka_home()
+    jars = sorted(home.glob("libs/kafka-server-[0-9]*.jar")) if home is not None else []
+    return jars[0].stem.removeprefix("kafka-server-") if jars else "unknown"

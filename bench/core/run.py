@@ -13,13 +13,13 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from bench.core.kafka import kafka_version
 from bench.core.machine import revision_of, this_machine
 from bench.core.options import ServiceOptions, reported
 from bench.core.spread import Spread
 from bench.core.stack import parse_settings
 from carpool.errors import ConfigError
 from carpool.terminal import TerminalConsole, harmless_json, print_plain
-from carpool.testing.kafka import kafka_version
 
 TABLE_WIDTH = 170
 """The width of tables where there is no terminal."""

@@ -16,12 +16,20 @@ from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS, FETCH_WAIT_MS
-from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster, KafkaServer
+from carpool.testing.kafka import KafkaCluster, KafkaServer
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
 from producers.settings import ClientSettings
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
+KAFKA_JAVA = (
+    "-Xmx1G",
+    "-Xms1G",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+)
+"""The options of Kafka's own start script, for measurements after a warm-up."""
 STALLED_S = 60.0
 """A wait for answers gives up after this time without any record."""
 SentLoad = dict[str, SentQuestion]

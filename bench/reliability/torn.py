@@ -23,10 +23,10 @@ from bench.core.session import SentLoad, Session, open_session
 from bench.core.stack import ServiceProcess
 from bench.data.index import BenchIndex
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
+from bench.reliability.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
 from bench.reliability.options import TornOptions
 from carpool.errors import CarpoolError
 from carpool.kafka.embedded import free_port
-from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
 from carpool.testing.kafka import KafkaServer, free_ports
 from producers.read_questions import Question
 from schemas.codec import decode

@@ -27,30 +27,12 @@ from carpool.kafka.embedded import free_port
 CLUSTER_ID = "Y2FycG9vbC1waXRlc3Qtaw"
 QUICK_JAVA = ("-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Little memory, and only the quick compiler: the full compiler uses a core for minutes."""
-KAFKA_JAVA = (
-    "-Xmx1G",
-    "-Xms1G",
-    "-XX:+UseG1GC",
-    "-XX:MaxGCPauseMillis=20",
-    "-XX:InitiatingHeapOccupancyPercent=35",
-)
-"""The options of Kafka's own start script, for measurements after a warm-up."""
 
 HOST = "127.0.0.1"
 NO_SETTINGS: Mapping[str, object] = MappingProxyType({})
 START_TIMEOUT_S = 180.0
 SESSION_TIMEOUT_MS = 6_000
 """Silence after which a group member (of the protocol KIP-848) or a broker is taken for dead."""
-
-SHORT_LIVES = {
-    "transactional.id.expiration.ms": 4_000,
-    "transaction.remove.expired.transaction.cleanup.interval.ms": 500,
-    "producer.id.expiration.ms": 4_000,
-    "producer.id.expiration.check.interval.ms": 500,
-    "offsets.retention.check.interval.ms": 500,
-    "log.retention.check.interval.ms": 500,
-}
-"""Properties of a broker that forgets idle transactional ids after seconds instead of days."""
 
 LOG_CONFIG = """<Configuration><Appenders><Console name="out">
 <PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>
@@ -68,13 +50,6 @@ def kafka_home() -> Path | None:
     ):
         return None
     return Path(home)
-
-
-def kafka_version() -> str:
-    """Returns the version in the names of the jars of `KAFKA_HOME`; "unknown" without one."""
-    home = kafka_home()
-    jars = sorted(home.glob("libs/kafka-server-[0-9]*.jar")) if home is not None else []
-    return jars[0].stem.removeprefix("kafka-server-") if jars else "unknown"
 
 
 class BrokerPorts(NamedTuple):
@@ -102,7 +77,7 @@ class KafkaServer:
 
         `ports`: the ports of all nodes of the cluster; this one is number `node`, from 1. Empty:
         one broker on free ports. `java`: options of its virtual machine. `settings`: more
-        properties of the broker, such as `SHORT_LIVES`.
+        properties of the broker.
         """
         home = kafka_home()
         if home is None:

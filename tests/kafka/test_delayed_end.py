@@ -10,9 +10,9 @@ import uuid
 
 import pytest
 
+from bench.reliability.fault_proxy import END_TXN, FaultProxy, HeldRequest
 from carpool.kafka.clients import Position
 from carpool.kafka.settings import KafkaSettings
-from carpool.testing.fault_proxy import END_TXN, FaultProxy, HeldRequest
 from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist, poll_until, share
 from tests.waiting import WAIT_S, wait_until
 

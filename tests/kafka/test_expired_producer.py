@@ -6,19 +6,29 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from kafka import KafkaAdminClient
+from kafka.errors import TransactionalIdNotFoundError
 
 from carpool.errors import AbortedError
 from carpool.kafka.clients import Position
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
-from carpool.testing.kafka import SHORT_LIVES, KafkaServer
-from carpool.testing.transactions import describe_transaction
+from carpool.testing.kafka import KafkaServer
 from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long]
 
 ATTEMPTS_MAX = 3
+SHORT_LIVES = {
+    "transactional.id.expiration.ms": 4_000,
+    "transaction.remove.expired.transaction.cleanup.interval.ms": 500,
+    "producer.id.expiration.ms": 4_000,
+    "producer.id.expiration.check.interval.ms": 500,
+    "offsets.retention.check.interval.ms": 500,
+    "log.retention.check.interval.ms": 500,
+}
+"""Properties of a broker that forgets idle transactional ids after seconds instead of days."""
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +49,18 @@ def idle_member(broker: Reached) -> Member:
     member = Member(broker, "a").await_partitions()
     member.transact(["before"], {broker.at(0): Position(1, "2;a;")})
     name = transactional_id(broker.group, "a")
+    admin = KafkaAdminClient(bootstrap_servers=broker.settings.bootstrap)
 
     def is_forgotten() -> bool:
         member.consumer.poll(0.2)
-        return describe_transaction(broker.settings.bootstrap, name) is None
+        try:
+            admin.describe_transactions([name])
+        except TransactionalIdNotFoundError:
+            return True
+        return False
 
     wait_until(is_forgotten, "the brokers forget the transaction")
+    admin.close()
     return member
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from bench.core.kafka import kafka_version
 from bench.core.stack import ServiceProcess, clean_environment, llm_server
 from bench.data.evaluation import QUESTIONS
 from bench.papers.hedrarag.contestants import (
@@ -20,7 +21,6 @@ from bench.papers.hedrarag.loads import FIVE, MIXED, STEPS, Loads
 from bench.papers.options import HedraRagOptions
 from bench.services.corpus import CorpusRun
 from carpool.errors import ConfigError
-from carpool.testing.kafka import kafka_version
 
 KILLED = ("langgraph", "carpool")
 """The contestants whose workflows survive a kill."""

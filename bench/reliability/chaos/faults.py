@@ -99,8 +99,7 @@ class FaultInjector:
         for _ in range(TRIES_MAX if needs_open else 1):
             process.pause()
             self.sleep(SETTLE_S)
-            transaction = self.run.transaction(victim)
-            is_open = transaction is not None and transaction.is_open
+            is_open = self.run.has_open_transaction(victim)
             if is_open or not needs_open:
                 return self._hit(fault, victim, is_open)
             process.resume()

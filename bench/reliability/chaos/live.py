@@ -14,10 +14,11 @@ from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import MEMBERS
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
+from carpool.errors import RetryableError
+from carpool.kafka.coordinator import CoordinatorClient
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaCluster
-from carpool.testing.transactions import DescribedTransaction, describe_transaction
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.topics import ANSWERS
@@ -45,6 +46,12 @@ class LiveRun:
     replays: LetterReplays
     dead: Set[str]
     started_s: float = field(default=0.0, init=False)
+    coordinators: CoordinatorClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Not through the proxies: a broken network hides nothing from the injector.
+        settings = KafkaSettings(bootstrap=self.cluster.own_addresses, request_timeout_ms=2_000)
+        self.coordinators = CoordinatorClient(settings)
 
     def begin(self) -> None:
         """Starts the load and the time of the run."""
@@ -80,11 +87,14 @@ class LiveRun:
             return self.stand_ins[member].in_flight()
         return int(self.stack[member].metric("carpool_units_in_flight"))
 
-    def transaction(self, member: str) -> DescribedTransaction | None:
-        """Returns the transaction of a member, as its coordinator describes it."""
-        group = self.kafka.group_of(member.partition("-")[0])
-        # Not through the proxies: a broken network hides nothing from the injector.
-        return describe_transaction(self.cluster.own_addresses, transactional_id(group, member))
+    def has_open_transaction(self, member: str) -> bool:
+        """Whether the coordinator says that a member's transaction is open; False: no answer."""
+        name = transactional_id(self.kafka.group_of(member.partition("-")[0]), member)
+        try:
+            found = self.coordinators.unfinished([name])
+        except RetryableError:
+            return False
+        return name in found and not found[name].is_ending
 
     def brokers_are_whole(self) -> bool:
         """Whether every broker is up and has every copy of every partition."""
@@ -120,9 +130,10 @@ class LiveRun:
         )
 
     def open_transactions(self) -> tuple[str, ...]:
-        """Returns the members whose transaction is still open."""
-        found = {name: self.transaction(name) for name in INSTANCES}
-        return tuple(name for name, each in found.items() if each is not None and each.is_open)
+        """Returns the members whose transaction is still open, at the end of the run."""
+        found = tuple(filter(self.has_open_transaction, INSTANCES))
+        self.coordinators.close()
+        return found
 
 
 def supervised(

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaException
 
 from bench.reliability.chaos.plan import PlannedFault
+from bench.reliability.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
 from carpool.errors import CarpoolError
-from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
 
 API_KEYS = {"EndTxn": END_TXN, "TxnOffsetCommit": TXN_OFFSET_COMMIT, "Produce": PRODUCE}
 REQUEST_WAIT_S = 1.0

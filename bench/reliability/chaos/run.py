@@ -39,6 +39,7 @@ from bench.reliability.chaos.questions import (
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor
 from bench.reliability.chaos.workflows import TOP_K
+from bench.reliability.fault_proxy import FaultProxy
 from bench.reliability.slow_searcher import command as slow_searcher
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
@@ -49,7 +50,6 @@ from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
-from carpool.testing.fault_proxy import FaultProxy
 from carpool.testing.kafka import KafkaCluster
 from producers.build_query import Priority
 from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX

@@ -31,7 +31,6 @@ from carpool.errors import RetryableError
 from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.llm_api import LlmRequests
-from carpool.testing.transactions import DescribedTransaction
 from carpool.workflow.load import load_programs
 from producers.build_query import QueryRecord, build_record
 from producers.read_questions import Question
@@ -39,8 +38,6 @@ from schemas.headers import DEADLINE_HEADER, TENANT_HEADER
 
 GIVEN = [Question(text=f"what of {number}", vector=bytes(4)) for number in range(4_000)]
 VICTIMS = {"members": ["grouper-1", "searcher-1"], "brokers": ["broker-1"], "LLM servers": ["llm"]}
-OPEN = DescribedTransaction(state="Ongoing")
-ENDED = DescribedTransaction(state="CompleteCommit")
 
 
 def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kinds() -> None:
@@ -137,14 +134,14 @@ class FakeProcess:
 
 @dataclass
 class FakeRun:
-    """A run; `transactions`: what the coordinator says, one look after another."""
+    """A run; `transactions`: whether one is open, one look after another."""
 
     supervisor: ProcessSupervisor
     answers: int = 5
     network: NetworkFaults = field(default_factory=lambda: NetworkFaults(print, {}))
     states: NetworkFaults = field(default_factory=lambda: NetworkFaults(print, {}))
     work: dict[str, int] = field(default_factory=dict)
-    transactions: list[DescribedTransaction | None] = field(default_factory=list)
+    transactions: list[bool] = field(default_factory=list)
 
     def now_s(self) -> float:
         return 100.0
@@ -158,8 +155,8 @@ class FakeRun:
     def in_flight(self, member: str) -> int:
         return self.work.get(member, 0)
 
-    def transaction(self, member: str) -> DescribedTransaction | None:
-        return self.transactions.pop(0) if self.transactions else None
+    def has_open_transaction(self, member: str) -> bool:
+        return bool(self.transactions) and self.transactions.pop(0)
 
     def brokers_are_whole(self) -> bool:
         return True
@@ -184,7 +181,7 @@ def injector(run: Any, *faults: PlannedFault) -> FaultInjector:
 
 def test_a_fault_needs_work_in_flight_and_an_answer_since_the_last_fault() -> None:
     supervisor, processes = supervised()
-    run = FakeRun(supervisor, work={"searcher-1": 3}, transactions=[ENDED])
+    run = FakeRun(supervisor, work={"searcher-1": 3}, transactions=[False])
     faults = injector(run, a_fault("kill", "grouper-1", "searcher-1"), a_fault("kill", "grouper-1"))
     faults.step()
     (found,) = faults.injected
@@ -206,7 +203,7 @@ def test_a_kill_in_a_transaction_resumes_the_victim_until_the_transaction_is_ope
     log = processes["grouper-1"].log
     assert (faults.injected, len(faults.pending), log[-1]) == ([], 1, "resume"), "never open"
     log.clear()
-    run.transactions = [None, ENDED, OPEN]
+    run.transactions = [False, False, True]
     faults.step()
     assert log[:5] == ["pause", "resume", "pause", "resume", "pause"] and log[-1] == "kill"
     assert [each.in_transaction for each in faults.injected] == [True]

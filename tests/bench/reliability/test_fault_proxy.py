@@ -11,8 +11,8 @@ from contextlib import suppress
 
 import pytest
 
+from bench.reliability.fault_proxy import END_TXN, FaultProxy
 from carpool.kafka.embedded import free_port
-from carpool.testing.fault_proxy import END_TXN, FaultProxy
 from tests.waiting import WAIT_S, wait_until
 
 FETCH = 1  # another API key
