@@ -36,7 +36,7 @@ nightly: setup ## the long suites from a random seed, which the last line names;
 	.ci/nightly
 mutate: setup ## a mutation run over the plans (long); survivors are listed at the end
 	$(BIN)/mutmut run; $(BIN)/mutmut results
-bench: setup ## the benchmarks there are; ARGS="traffic --help"
+bench: setup ## the benchmarks there are; ARGS="search --help"
 	$(BIN)/carpool bench $(or $(ARGS),--help)
 demo: setup $(VENV)/.stamp-vllm ## five questions, answered by a real LLM on this machine; CORPUS= MODEL= BOOTSTRAP= PASSAGES=
 	deploy/demo/demo

@@ -19,11 +19,9 @@ from bench.reliability.options import ChaosOptions, TornOptions
 from bench.search.options import SearchOptions
 from bench.services.options import (
     AnswersOptions,
-    BacklogOptions,
     ClaimsOptions,
     OverheadOptions,
     PrioritiesOptions,
-    TrafficOptions,
 )
 
 app = typer.Typer(
@@ -34,9 +32,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
-claims, answers and traffic start the services as processes and an embedded broker, publish
-questions, and read every answer. priorities, overhead, backlog, chaos and torn do the same on
-Apache Kafka that they start from KAFKA_HOME. The others need no broker. The JSON of each run names
+claims and answers start the services as processes and an embedded broker, publish questions, and
+read every answer. priorities, overhead, chaos and torn do the same on Apache Kafka that they start
+from KAFKA_HOME. The others need no broker. The JSON of each run names
 its machine, versions, data and settings.
 """,
 )
@@ -49,10 +47,8 @@ paper = typer.Typer(
 COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "answers": (AnswersOptions, "bench.answers.run"),
     "claims": (ClaimsOptions, "bench.services.claims"),
-    "traffic": (TrafficOptions, "bench.services.traffic"),
     "priorities": (PrioritiesOptions, "bench.services.priorities"),
     "overhead": (OverheadOptions, "bench.services.overhead"),
-    "backlog": (BacklogOptions, "bench.services.backlog"),
     "data": (GrowOptions, "bench.data.grown"),
     "chaos": (ChaosOptions, "bench.reliability.chaos.command"),
     "torn": (TornOptions, "bench.reliability.torn"),

@@ -1,1 +1,1 @@
-"""What the way through the services costs: claims, traffic, overhead, priorities, backlog."""
+"""What the way through the services costs: claims, overhead, priorities."""

@@ -1,24 +1,22 @@
-"""What claims, traffic and answers share: the evaluation corpus, its index, and the report."""
+"""What claims and answers share: the evaluation corpus, its index, and the report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bench.core.load import LoadPlan
 from bench.core.machine import data_file
 from bench.core.run import ServicesRun
 from bench.core.session import Session, open_session
-from bench.data.evaluation import CORPUS, find_data, read_vectors
+from bench.data.evaluation import CORPUS, find_data
 from bench.data.index import corpus_index
 from bench.services.options import CorpusOptions
 from carpool.embedding import EmbeddingSettings
 from carpool.settings import environment_name
 from producers.read_questions import Question
-
-Kind = Literal["text", "vectors"]
 
 
 class CorpusRun(ServicesRun):
@@ -41,16 +39,9 @@ class CorpusRun(ServicesRun):
         self.settings.setdefault(environment_name("embedding", "model"), embedding.model)
         self.plan = LoadPlan(embedding_model=self.index.manifest.embedding_model)
 
-    def questions(self, name: str, kind: Kind = "text") -> tuple[Question, ...]:
-        """Returns the questions `name` as text, or with precomputed vectors and without text."""
-        questions = self.data.questions(name)
-        if kind == "text":
-            return questions
-        vectors = read_vectors(self.data.vectors_path(name)).astype("<f4")
-        return tuple(
-            Question(id=question.id, vector=vector.tobytes())
-            for question, vector in zip(questions, vectors, strict=False)
-        )
+    def questions(self, name: str) -> tuple[Question, ...]:
+        """Returns the questions `name` as text."""
+        return self.data.questions(name)
 
     def session(
         self, services: Sequence[str], name: str = "", *, llm_url: str | None = None

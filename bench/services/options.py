@@ -22,7 +22,7 @@ WarmUpOption = Annotated[
 
 
 class CorpusOptions(ServiceOptions, frozen=True, kw_only=True):
-    """Options of claims, traffic and answers."""
+    """Options of claims and answers."""
 
     data: DataOption = None
     nlist: NlistOption = 100
@@ -46,26 +46,6 @@ class ClaimsOptions(CorpusOptions, frozen=True, kw_only=True):
     Ends with 1 when a claim is lost, retrieved twice or has other ids, or evidence is found over
     one point less often.
     """
-
-
-class TrafficOptions(CorpusOptions, frozen=True, kw_only=True):
-    """How fast, and with how many bytes from disk, is a stream of questions searched?
-
-    Publishes HotpotQA's questions twice: 50 a second as text, which the grouper embeds, then 200 a
-    second as vectors. Reports p50 and p99 of every stage over all questions, and memory.
-
-    Ends with 1 when a question is lost or retrieved twice, or memory is over its bounds.
-    """
-
-    budget_share: Annotated[
-        float,
-        typer.Option(
-            "--budget-share",
-            min=0.001,
-            max=10,
-            help="The searcher's budget as a share of all clusters' bytes.",
-        ),
-    ] = 0.4
 
 
 class OverheadOptions(ServiceOptions, frozen=True, kw_only=True):
@@ -134,19 +114,6 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     ] = 200.0
     seconds: SecondsOption = 20.0
     warm_up_s: WarmUpOption = 60.0
-
-
-class BacklogOptions(ServiceOptions, frozen=True, kw_only=True):
-    """Do services that start behind many open workflows go on at once, and in how much memory?
-
-    Writes --count workflows that wait for their next step into the topics, kills all services,
-    starts them, and waits for the first step. The same is measured with questions.
-
-    Ends with 1 when the first step comes later than a second after the services are ready.
-    """
-
-    count: Annotated[int, typer.Option("--count", min=2, help="Workflows that wait.")] = 100_000
-    seconds: SecondsOption = 30.0
 
 
 class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):

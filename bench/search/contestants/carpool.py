@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -10,9 +9,9 @@ from queue import SimpleQueue
 
 import msgspec
 import numpy as np
+import psutil
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from bench.core.memory import memory_of
 from bench.search.contestants import contestant as seam
 from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 from carpool.clock import SystemClock
@@ -51,7 +50,7 @@ def budget_for(memory_bytes: int | None, size_bytes: int) -> int:
     """
     budget_bytes = 2 * size_bytes + BUFFERS_BYTES
     if memory_bytes is not None:
-        left_bytes = memory_bytes - memory_of(os.getpid()).resident_bytes - GROWTH_BYTES
+        left_bytes = memory_bytes - psutil.Process().memory_info().rss - GROWTH_BYTES
         budget_bytes = min(budget_bytes, left_bytes)
     if budget_bytes <= 0:
         raise MemoryError(

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.core.memory import memory_of
 from bench.data.evaluation import find_data, read_evidence, read_passages, read_vectors
 from carpool.errors import ConfigError
 
@@ -57,13 +53,3 @@ def test_half_precision_vectors_come_out_at_length_one(tmp_path: Path) -> None:
     np.save(path, np.array([1, 2]))
     with pytest.raises(ConfigError, match="expected float16 or float32"):
         read_vectors(path)
-
-
-def test_the_kernel_says_the_memory_of_a_process() -> None:
-    found = memory_of(os.getpid())
-    assert 1 << 20 < found.resident_bytes <= found.resident_bytes_max
-    assert 0 < found.anonymous_bytes_max < found.resident_bytes_max
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    with pytest.raises(ConfigError, match="it has ended"):
-        memory_of(ended.pid)

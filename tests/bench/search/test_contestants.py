@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
-from bench.core.memory import memory_of
 from bench.data.exact import exact_answers
 from bench.search.child import tune
 from bench.search.contestants.carpool import GROWTH_BYTES, Carpool, budget_for
@@ -87,7 +86,7 @@ def test_a_hot_shard_holds_what_tuning_questions_probe(
 
 def test_the_budget_is_what_the_process_leaves() -> None:
     assert budget_for(None, 1000) == 2000 + (64 << 20)
-    limit = memory_of(os.getpid()).resident_bytes + GROWTH_BYTES + (1 << 30)
+    limit = psutil.Process().memory_info().rss + GROWTH_BYTES + (1 << 30)
     assert 0 < budget_for(limit, 1 << 40) < 1 << 31
     with pytest.raises(MemoryError, match="hold no cluster"):
         budget_for(1 << 20, 1000)

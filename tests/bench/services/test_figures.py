@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from bench.core.accounting import account, answer_accounting, final_retrievals, retrieval_accounting
-from bench.core.load import SentQuestion
-from bench.core.memory import MemoryUse
 from bench.core.spread import spread
 from bench.data.exact import Ranking
 from bench.services.claims import evidence_share
 from bench.services.overhead import NO_LLM, SideResult, promises
-from bench.services.traffic import MIB, TrafficResult, stages_ms, traffic_promises
 from schemas.answer import Answer, unanswered
 from tests.bench.helpers import received
 from tests.records import a_retrieval, an_answer
@@ -66,47 +62,8 @@ def test_evidence_counts_among_the_first_hits_only_and_a_claim_without_hits_is_m
         evidence_share(found, {"e": frozenset()})
 
 
-def sent(query_id: str, intended_us: int, sent_us: int = 0) -> dict[str, SentQuestion]:
-    return {query_id: SentQuestion(query_id, 0, intended_us, sent_us or intended_us)}
-
-
-def test_a_total_counts_from_the_intended_time_and_every_stage_is_there() -> None:
-    retrieval = a_retrieval(completed_us=8_000, timings_us={"rerank": 500, "load": 200})
-    found = stages_ms(sent("a", 1_000, 1_300), {"a": (retrieval, 9_000)})
-    longest = {stage: each.max for stage, each in found.items()}
-    assert longest == {"send_delay": 0.3, "load": 0.2, "return": 1.0, "total": 8.0, "rerank": 0.5}
-
-
-TRAFFIC = TrafficResult(
-    offered_per_s=1.0,
-    accounting=account("a", "a"),
-    stages_ms={},
-    memory={
-        "searcher": MemoryUse(
-            resident_bytes=0, resident_bytes_max=0, anonymous_bytes_max=160 * MIB
-        ),
-        "grouper": MemoryUse(resident_bytes=0, resident_bytes_max=800 * MIB, anonymous_bytes_max=0),
-    },
-)
-
-
 def broken(promises: dict[str, bool]) -> list[str]:
     return [promise for promise, is_kept in promises.items() if not is_kept]
-
-
-@pytest.mark.parametrize(
-    ("result", "budget_mib", "promise"),
-    [
-        (TRAFFIC, 10, None),
-        (TRAFFIC, 9, "searcher within 150 MB beside its budget"),
-        (replace(TRAFFIC, accounting=account("a", "")), 10, "each question has one retrieval"),
-    ],
-)
-def test_each_promise_of_traffic_breaks_by_itself(
-    result: TrafficResult, budget_mib: int, promise: str | None
-) -> None:
-    found = broken(traffic_promises({"text": result}, budget_mib * MIB))
-    assert found == ([] if promise is None else [f"text: {promise}"])
 
 
 ONE_ANSWER = "each question has one answer, or one copy by bare hops"

@@ -11,9 +11,9 @@ import pytest
 
 from bench.core.cpu import COMPILERS
 from bench.core.stack import SERVICES
-from bench.data.evaluation import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
-from bench.services import backlog, claims, overhead, traffic
-from bench.services.options import BacklogOptions, ClaimsOptions, OverheadOptions, TrafficOptions
+from bench.data.evaluation import CLAIMS, CORPUS, EVIDENCE
+from bench.services import claims, overhead
+from bench.services.options import ClaimsOptions, OverheadOptions
 from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import find_broker_binary
@@ -28,7 +28,7 @@ WORDS = "river castle comet violin harbour desert engine orchard glacier market 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> dict[str, Any]:
-    """Passages of three words each, claims that repeat one, and questions of two words."""
+    """Passages of three words each, and claims that repeat one."""
     try:
         find_broker_binary()
     except ConfigError as error:
@@ -39,9 +39,8 @@ def corpus(tmp_path: Path) -> dict[str, Any]:
     passages = [
         " ".join(generator.choice(words, 3, replace=False)) + f" number{row}" for row in range(240)
     ]
-    questions = [" ".join(generator.choice(words, 2, replace=False)) for _ in range(60)]
-    texts = {CORPUS: passages, CLAIMS: passages[::20], TRAFFIC: questions}
-    for (name, found), prefix in zip(texts.items(), "pcq", strict=True):
+    texts = {CORPUS: passages, CLAIMS: passages[::20]}
+    for (name, found), prefix in zip(texts.items(), "pc", strict=True):
         title = {"title": ""} if name == CORPUS else {}
         rows = [{"id": f"{prefix}-{row}", "text": text} | title for row, text in enumerate(found)]
         write_embedded(folder, name, rows, HashingEmbedder(DIMENSION).encode(found))
@@ -66,26 +65,6 @@ def test_claims_are_found_as_faiss_finds_them(corpus: dict[str, Any]) -> None:
     assert report["index"]["nlist"] == 12
     files = {file["name"] for file in report["data"]}
     assert files >= {f"{CORPUS}.jsonl.gz", f"{CLAIMS}.jsonl.gz", EVIDENCE}
-
-
-def test_traffic_comes_back_once_with_a_time_for_each_stage(corpus: dict[str, Any]) -> None:
-    assert traffic.run(TrafficOptions(**corpus, budget_share=0.5))
-    report = json.loads(corpus["json_file"].read_text())
-    services_say = {"kafka_wait", "window_wait", "group", "queue_search", "load", "search"}
-    for kind in ("text", "vectors"):
-        run = report["results"][kind]
-        assert run["accounting"]["answered"] == run["stages_ms"]["total"]["count"] == 60
-        assert services_say <= run["stages_ms"].keys()
-
-
-@pytest.mark.kafka
-@pytest.mark.long
-def test_workflows_that_wait_go_on_when_the_services_start(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    backlog.run(BacklogOptions(count=200, seconds=10, work=tmp_path / "work", json_file=report))
-    for kind, found in json.loads(report.read_text())["results"].items():
-        assert found["first_s"] >= 0 and found["records"] > 100, (kind, found)
-        assert min(found[f"{name}_bytes"] for name in SERVICES) > 0
 
 
 @pytest.mark.kafka
