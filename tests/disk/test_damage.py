@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from carpool.disk.documents import DOCUMENTS_NAME, ENTRY_BYTES, OFFSETS_NAME
-from carpool.disk.extents import HEADER_BYTES, segment_name
+from carpool.disk.extents import segment_name
 from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import MANIFEST_NAME
 from carpool.errors import ConfigError, CorruptionError
@@ -108,21 +108,6 @@ def document_spans(folder: Path) -> list[tuple[int, int]]:
     return list(zip(entries["offset"].tolist(), ends.tolist(), strict=True))
 
 
-def test_a_checksum_covers_every_byte_of_every_file(tmp_path: Path) -> None:
-    write_index(tmp_path, CONTENT)
-    with opened(tmp_path) as index:
-        for segment, path in enumerate(index.segment_paths):
-            end_bytes = HEADER_BYTES
-            for extent in (extent for extent in index.extents if extent.segment == segment):
-                assert extent.offset_bytes == end_bytes
-                end_bytes += extent.size_bytes
-            assert end_bytes == path.stat().st_size
-    starts, ends = map(list, zip(*document_spans(tmp_path), strict=True))
-    assert starts == [0, *ends[:-1]]
-    assert ends[-1] == (tmp_path / DOCUMENTS_NAME).stat().st_size
-    assert (tmp_path / OFFSETS_NAME).stat().st_size == ENTRY_BYTES * len(starts)
-
-
 def test_hundreds_of_flipped_bytes_are_all_detected_and_verify_lists_them(tmp_path: Path) -> None:
     write_index(tmp_path, CONTENT)
     before = as_bytes(*read_everything(tmp_path))
@@ -168,17 +153,6 @@ def test_exchanged_pages_are_damage_for_both_clusters(tmp_path: Path) -> None:
                     with pytest.raises(CorruptionError, match=f"of cluster {cluster} "):
                         read_one(index, cluster)
     read_everything(tmp_path)
-
-
-def test_segments_of_the_same_size_under_each_others_names_are_refused(tmp_path: Path) -> None:
-    write_index(tmp_path, CONTENT)
-    one, other = (tmp_path / segment_name(segment) for segment in (1, 2))
-    assert one.stat().st_size == other.stat().st_size
-    one.rename(tmp_path / "spare")
-    other.rename(one)
-    (tmp_path / "spare").rename(other)
-    with pytest.raises(CorruptionError, match=r"clusters-000001.seg.*another segment"):
-        open_index(tmp_path)
 
 
 def test_exchanged_entries_and_documents_of_the_same_length_are_damage(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ from generator.plan.dispatch_events import (
     PromptHastened,
     PromptsRevoked,
     PromptTokenized,
-    ReplayCache,
     RequestAccepted,
     RequestEnded,
     RequestRefused,
@@ -410,21 +409,6 @@ def test_a_prompt_goes_to_the_server_that_has_most_of_it_cached_up_to_its_share_
     assert servers == [1, 1, 0, 1, 0, 1], "server 1 has at most two requests more"
 
 
-def test_each_server_that_becomes_free_takes_what_it_has_most_of() -> None:
-    dispatcher = caching_dispatcher(concurrency=1)
-    for id in (1, 2):
-        arrive(dispatcher, id, prompt=0)
-    for id in (3, 4, 5):
-        assert arrive(dispatcher, id, prompt=id % 2) == []
-    for ended, next_id, server in ((2, 3, 1), (1, 4, 0), (3, 5, 1)):
-        (sent,) = [
-            action
-            for action in dispatcher.step(RequestEnded(id=ended), 9)
-            if isinstance(action, SendPrompt)
-        ]
-        assert (sent.id, sent.server) == (next_id, server)
-
-
 def test_a_lost_server_loses_its_credit_at_once_and_the_other_keeps_its_own() -> None:
     dispatcher = caching_dispatcher(concurrency=8)
     (sent,) = arrive(dispatcher, 1, prompt=1)
@@ -464,12 +448,6 @@ def test_a_prompt_with_unknown_tokens_goes_to_the_server_that_was_warmed_for_it(
     assert servers == [1, 1, 0, 1], "not where it has more than its share of the work"
 
 
-def test_a_gap_in_a_servers_events_asks_for_a_replay() -> None:
-    dispatcher = caching_dispatcher()
-    event = CacheChanged(server=1, event=KvBatch(seq=5, events=()))
-    assert dispatcher.step(event, 1) == (ReplayCache(server=1, replay_from=1),)
-
-
 def test_tokens_that_become_known_later_count_also_after_a_refusal() -> None:
     dispatcher = caching_dispatcher(concurrency=1)
     for id in (1, 2):
@@ -478,13 +456,3 @@ def test_tokens_that_become_known_later_count_also_after_a_refusal() -> None:
     dispatcher.step(RequestRefused(id=1, server=0), 1)
     actions = dispatcher.step(RequestEnded(id=2), 1)
     assert SendPrompt(id=1, attempt=2, server=1) in actions
-
-
-def test_what_was_expected_of_the_cache_is_compared_with_the_answer() -> None:
-    dispatcher = caching_dispatcher()
-    arrive(dispatcher, 1, prompt=0)
-    arrive(dispatcher, 2, prompt=1)
-    dispatcher.step(RequestEnded(id=1, cached_tokens=8), 2)
-    dispatcher.step(RequestEnded(id=2, cached_tokens=4), 2)
-    trees = [dispatcher.servers[server].tree for server in range(2)]
-    assert [tree and (tree.checked, tree.disagreed) for tree in trees] == [(1, 0), (1, 1)]

@@ -150,31 +150,6 @@ def test_withdrawn_questions_free_all_places_at_a_server_that_hangs(
     assert llm.requests.disconnected == CONCURRENCY
 
 
-def test_questions_that_the_llm_server_always_refuses_hold_up_no_other_and_end(
-    broker: str, tmp_path: Path
-) -> None:
-    publisher = Publisher(broker)
-    kinds = ("429", "403", "404", "504", "307", "html")
-    bad, good = [f"refused-{kind}" for kind in kinds], [f"fine-{n}" for n in range(20)]
-    later = {"CARPOOL_LLM_LATER_MS_MAX": "5000"}
-    with LlmServer(latency_ms=50) as llm, generator(broker, llm, tmp_path, **later):
-        llm.refused = {f"of refused-{kind}?": kind for kind in kinds}
-        for query_id in bad:
-            ask(publisher, query_id, f"What of {query_id}?")
-        publisher.flush()
-        wait_until(lambda: llm.requests.faulted >= len(kinds), "all of them are refused")
-        for query_id in good:
-            ask(publisher, query_id, f"What of {query_id}?", time.time() + DEADLINE_S)
-        publisher.flush()
-        answers = {each.query_id: each for each in answers_in(records_of(broker, [*bad, *good]))}
-    assert [answers[each].status for each in good] == ["ok"] * 20
-    for query_id in bad:
-        error = answers[query_id].error
-        assert answers[query_id].status == "failed" and error is not None
-        assert (error.type, error.retryable) == ("llm_refused", True)
-    assert answers["refused-429"].timings_ms["total"] >= 5_000
-
-
 @pytest.mark.parametrize("outage_s", [2.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
     broker: str, tmp_path: Path, outage_s: float

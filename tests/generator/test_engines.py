@@ -98,11 +98,6 @@ def test_pieces_come_then_one_end_and_together_they_are_a_cited_answer(engine: L
     assert min(finished.input_tokens, finished.output_tokens, finished.cached_tokens) >= 0
 
 
-def test_a_server_that_is_there_passes_the_check_and_has_an_address(engine: LlmEngine) -> None:
-    run(engine, lambda engine: engine.check())
-    assert engine.address
-
-
 def test_a_prefix_is_known_and_warmed_where_prompts_are_ids(engine: LlmEngine) -> None:
     prompt = replace(REQUEST, segments=("", "[1] A: a\n\n", "[2] B: b\n\n", "Question: why?"))
 
@@ -126,17 +121,6 @@ def test_a_request_can_be_left_after_its_first_piece(
         return (await collect(engine))[0]
 
     assert run(engine, leave_and_ask)
-
-
-def test_concurrent_requests_with_one_prompt_give_one_text(engine: LlmEngine) -> None:
-    async def many(engine: LlmEngine) -> list[tuple[str, LlmFinished]]:
-        return await asyncio.gather(*(collect(engine) for _ in range(20)))
-
-    assert len({text for text, _ in run(engine, many)}) == 1
-
-
-def test_closing_an_engine_that_was_never_used_is_fine(engine: LlmEngine) -> None:
-    asyncio.run(engine.close())
 
 
 # ---- the real client

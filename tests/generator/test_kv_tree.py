@@ -43,17 +43,6 @@ def test_a_digest_names_all_tokens_from_the_beginning() -> None:
     assert digests_of(PROMPT[8:], block_tokens=BLOCK, parent=DIGESTS[1]) == DIGESTS[2:]
 
 
-def test_stored_blocks_are_cached_from_the_beginning_to_the_first_that_is_not() -> None:
-    tree = tree_with(STORED)
-    assert tree.cached_tokens(DIGESTS) == 12
-    step = tree.step(KvBatch(seq=1, events=(BlocksRemoved(names=(2,)),)))
-    assert tree.cached_tokens(DIGESTS) == 4
-    assert step.changed == {DIGESTS[1]}
-    tree.step(KvBatch(seq=2, events=(BlocksStored(names=(9,), parent=1, token_ids=PROMPT[4:8]),)))
-    assert tree.cached_tokens(DIGESTS) == 12
-    tree.check_integrity()
-
-
 def test_the_size_of_blocks_is_learned_of_the_events_and_anew_of_another_server() -> None:
     tree = KvTree()
     assert (tree.block_tokens, tree.cached_tokens(DIGESTS)) == (0, 0)

@@ -316,16 +316,6 @@ def test_what_a_model_says_in_place_of_an_answer_is_the_reason(reply: bytes) -> 
     assert answer.error.message.endswith("; it refused: I can\u2019t help.")
 
 
-def test_odd_token_counts_are_said_once() -> None:
-    odd = DIALECTS[GOOD].replace(b'"prompt_tokens":', b'"prompt_tokens":-')
-    server = ReplayServer(lambda number, tries: Reply(pieces=(odd,)))
-    with capture_logs() as logged, server.running() as llm, running(OpenAiLlm(llm), llm=llm) as run:
-        for number in range(3):
-            run.offer(unit(f"odd question {number}"))
-        run.wait_for_answers(3)
-    assert len([each for each in logged if "token counts" in each["event"]]) == 1
-
-
 # ---- mutated
 
 

@@ -105,15 +105,6 @@ def path_of(key: bytes) -> Path:
 
 
 @pytest.mark.vllm
-def test_a_chunk_that_is_used_often_outlives_those_that_are_used_once(pgdsf: Any) -> None:
-    found = {}
-    for policy in ("lru", "pgdsf"):
-        tier = Tier(3, policy)
-        found[policy] = [tier.ask(each) for each in (1, 1, 1, 2, 3, 4, 5, 1)]
-    assert found == {"lru": [0, 1, 1, 0, 0, 0, 0, 0], "pgdsf": [0, 1, 1, 0, 0, 0, 0, 1]}
-
-
-@pytest.mark.vllm
 def test_what_the_gpu_had_before_the_chunks_that_are_loaded_counts_as_used(pgdsf: Any) -> None:
     tier = Tier(3)
     tier.ask(1, 2, 3)

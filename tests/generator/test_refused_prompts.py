@@ -11,7 +11,7 @@ from carpool.testing.llm_server import LlmServer
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal
 from generator.settings import LlmSettings
-from tests.clocks import NOW_US, HandClock
+from tests.clocks import HandClock
 from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import LLM, running, unit
 
@@ -90,16 +90,3 @@ def test_what_a_server_refuses_of_every_prompt_is_its_own_state_and_no_question_
 def server_said(reasons: Sequence[str]) -> str:
     (reason,) = reasons
     return reason
-
-
-def test_a_deadline_passes_on_time_while_a_question_waits_as_long_as_the_server_asked() -> None:
-    later = Reply(text="", error=LlmRefusal("busy", "full", retry_after_s=60))
-    clock = HandClock()
-    with running(MemoryLlm(script=[later]), clock=clock) as run:
-        run.offer(unit(deadline_us=NOW_US + 1_000_000))
-        run.wait(lambda: bool(run.stage.notes()))
-        clock.time_us = NOW_US + 990_000
-        assert run.tick() == NOW_US + 1_000_000
-        clock.time_us = NOW_US + 1_000_000
-        (answer,) = run.wait_for_answers(1)
-    assert answer.status == "expired"

@@ -57,20 +57,6 @@ def given(unit_id: int, offset: int = 9) -> ReplayAnswer:
     return ReplayAnswer(unit_id=unit_id, partition=3, offset=offset)
 
 
-def test_followers_wait_until_the_log_shows_the_answer_of_their_leader() -> None:
-    reuse = Checked()
-    assert reuse.arrive(1) == (PassOn(unit_id=1),)
-    assert reuse.arrive(2) == ()
-    assert reuse.arrive(3) == ()
-    assert reuse.arrive(4, key="other") == (PassOn(unit_id=4),)
-    assert reuse.plan.followers == 2
-    assert reuse.end(1) == ()
-    assert reuse.log(1) == (given(2), given(3))
-    assert reuse.arrive(5) == (given(5),), "the log has it"
-    assert [reuse.end(unit_id) for unit_id in (2, 3, 5)] == [(), (), ()]
-    assert reuse.plan.followers == 0
-
-
 def test_a_leader_without_an_answer_is_followed_by_the_most_urgent_follower() -> None:
     for lost in ("failed", "retried", "revoked", "expired"):
         reuse = Checked()
@@ -153,16 +139,6 @@ def test_a_deleted_answer_is_given_to_nobody_else() -> None:
     assert reuse.arrive(2) == (given(2),)
     reuse.plan.deleted("q-1")
     assert reuse.arrive(3) == (PassOn(unit_id=3),)
-
-
-def test_queries_are_held_while_answers_are_read() -> None:
-    reuse = Checked()
-    reuse.plan.hold()
-    assert reuse.arrive(1) == ()
-    assert reuse.arrive(2, key="other") == ()
-    assert reuse.log(9) == ()
-    assert reuse.plan.release() == (given(1), PassOn(unit_id=2))
-    assert reuse.plan.release() == ()
 
 
 def key_of(text: str = "why?", *, reuse: bool = True, model: str = "m", **given: Any) -> str | None:

@@ -352,19 +352,6 @@ def test_an_extractive_answer_after_its_deadline_is_expired() -> None:
     assert done.late is not None, "its commit may begin too late"
 
 
-def test_a_text_cites_by_its_markers_and_needs_none() -> None:
-    replies = [Reply(text="Because. [2]"), Reply(text="Because.")]
-    with running(MemoryLlm(script=replies)) as run:
-        answers = run.ask(unit(), unit())
-    bare, marked = sorted(answers, key=lambda answer: len(answer.citations))
-    assert (marked.status, marked.answer) == ("ok", "Because. [2]")
-    (citation,) = marked.citations
-    assert (citation.n, citation.start, citation.end) == (2, 9, 12)
-    assert (bare.status, bare.citations) == ("ok", ())
-    pieces = [piece.text for piece in run.sink.partials() if piece.query_id == marked.query_id]
-    assert pieces == ["Because. ", "[2]"]
-
-
 def test_an_answer_that_repeats_itself_is_ended_and_its_request_is_cancelled() -> None:
     engine = MemoryLlm(script=[Reply(text="It is so. " + "Then it was so here " * 40)])
     with running(engine) as run:

@@ -122,14 +122,6 @@ def test_a_loop_that_collects_evidence_shows_the_new_passages_in_each_round() ->
     assert not any(step.left_out for step in answer.steps)
 
 
-def test_a_question_that_was_taken_apart_shows_what_each_of_its_searches_found() -> None:
-    engine = MemoryLlm()
-    with running(engine, workflows=workflows_of(decomposes)) as run:
-        asked(run, decomposes)
-    found_by = [f"why? {part}/{n}" for part in "abcd" for n in (1, 2)]
-    assert titles(engine.requests[-1].user) == found_by
-
-
 def test_the_guides_own_program_shows_all_four_passages(compare: Program) -> None:
     engine = MemoryLlm(script=[Reply(text="x"), Reply(text="y")])
     with running(engine, workflows=workflows_of(compare)) as run:

@@ -59,21 +59,6 @@ def test_groups_are_those_of_algorithm_1_line_by_line(clusters: Clusters, theta:
     assert all(type(member) is int for members in groups for member in members)
 
 
-def test_a_query_joins_the_first_group_that_fits_not_the_best() -> None:
-    # The last shares 1/2 with the first and is equal to the second: first fit takes the first.
-    assert group([(1, 2, 3, 4), (1, 2, 7, 8), (1, 2)]) == ((0, 2), (1,))
-
-
-def test_a_chain_joins_queries_that_share_nothing() -> None:
-    assert group([(1, 2), (1, 2, 3, 4), (3, 4)]) == ((0, 1, 2),)
-
-
-def test_the_ends_of_the_threshold_group_everything_and_only_equals() -> None:
-    clusters: Clusters = [(1, 2), (3,), (2, 1), (4,)]
-    assert group(clusters, theta=0.0) == ((0, 1, 2, 3),)
-    assert group(clusters, theta=1.0) == ((0, 2), (1,), (3,))
-
-
 def test_per_window_makes_one_group() -> None:
     def planned(clusters: Clusters) -> Groups:
         return plan_groups(clusters, [1], policy="per_window", jaccard_similarity_min=1.0)

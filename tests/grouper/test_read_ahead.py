@@ -63,23 +63,6 @@ def test_a_window_leaves_although_the_next_one_is_still_being_embedded(tmp_path:
         rig.settled(8)
 
 
-def test_a_window_that_may_still_grow_is_not_closed_ahead(tmp_path: Path) -> None:
-    policy = GatePolicy()
-    with running(tmp_path, settings=AHEAD, policy=policy) as rig:
-        rig.offer(*["ada"] * 4)
-        rig.tick()
-        wait_until(lambda: policy.windows == 1)
-        rig.offer(*["bell"] * 3)
-        assert rig.tick() is None
-        assert len(rig.stage.pending_windows()) == 1
-        rig.offer("bell")
-        rig.tick()
-        wait_until(lambda: prepared(rig) == 2)
-        policy.opened.release(2)
-        rig.settled(8)
-        assert [len(group.queries) for group in rig.sink.groups] == [4, 4]
-
-
 @pytest.mark.parametrize(("horizon_windows", "needs_horizon"), [(0, True), (2, False)])
 def test_without_a_horizon_one_window_is_in_hand_at_a_time(
     tmp_path: Path, horizon_windows: int, needs_horizon: bool

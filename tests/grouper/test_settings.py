@@ -8,12 +8,6 @@ from grouper.plan.tenants import parse_weights
 from grouper.settings import GrouperSettings
 
 
-def test_bounds_follow_from_the_window_and_the_horizon() -> None:
-    settings = GrouperSettings()
-    assert (settings.window_queries_min, settings.intake_queries_max) == (20, 800)
-    assert GrouperSettings(window_queries_max=1).window_queries_min == 1
-
-
 def test_weights_of_tenants_are_read_and_what_is_none_is_refused_by_name() -> None:
     assert parse_weights(" acme=4, free = 1,,a=b=2 ") == {"acme": 4, "free": 1, "a=b": 2}
     assert parse_weights("") == {}

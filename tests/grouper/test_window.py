@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from unittest import mock
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,38 +46,6 @@ def test_before_a_commit_a_window_stays_open_until_just_before_it_unless_it_is_f
 def test_a_window_waits_for_the_later_of_backlog_and_commit() -> None:
     assert step(filled(3, at_us=50), 60, waiting=5, busy=False, due_us=90) == Wait(until_us=150)
     assert step(filled(3, at_us=50), 60, waiting=5, busy=False, due_us=400) == Wait(until_us=400)
-
-
-@pytest.mark.parametrize(("queries", "closes_us"), [(1, 450), (2, 150), (3, 150), (4, 50)])
-def test_with_pending_records_a_window_waits_for_its_age_or_if_small_four_times_as_long(
-    queries: int, closes_us: int
-) -> None:
-    made = filled(queries, at_us=50)
-    if closes_us > 50:
-        assert step(made, 50, waiting=1, busy=False) == Wait(until_us=closes_us)
-        assert step(made, closes_us - 1, waiting=1, busy=False) == Wait(until_us=closes_us)
-    assert step(made, closes_us, waiting=1, busy=False) == Window(
-        window_id=0, query_ids=tuple(range(queries)), opened_us=50, closed_us=closes_us
-    )
-
-
-def test_the_age_of_a_window_is_that_of_its_oldest_query() -> None:
-    made = planner()
-    made.add(1, 10, 5)
-    made.add(2, 10, 80)
-    assert step(made, 90, waiting=1, busy=False) == Wait(until_us=105)
-    made.drop(frozenset({1}))
-    made.add(3, 10, 90)
-    assert step(made, 90, waiting=1, busy=False) == Wait(until_us=180)
-
-
-def test_a_gathered_query_cannot_be_added_again_until_it_has_left() -> None:
-    made = filled(1)
-    with pytest.raises(AssertionError, match="query 0 is in the window already"):
-        made.add(0, 10, 1)
-    step(made, 1, waiting=0, busy=False)
-    made.add(0, 10, 1)
-    assert made.queries == 1
 
 
 @given(

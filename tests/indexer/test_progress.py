@@ -1,19 +1,10 @@
 """What is said while something long goes on."""
 
 import io
-from pathlib import Path
-from unittest import mock
 
-import numpy as np
-import pytest
 from rich.console import Console
 
-import indexer.build
-from carpool.errors import ConfigError
-from indexer.build import BuildRequest, build_index
 from indexer.progress import PlainProgress, describe_progress
-from tests.clocks import HandClock
-from tests.indexer.helpers import CONFIG, write_corpus
 
 
 class StillClock:
@@ -55,20 +46,3 @@ def test_plain_progress_says_something_at_start_soon_every_five_seconds_and_at_t
         "embedding: 100 of 100 (100 %), 5/s",
         "done [all]",
     ]
-
-
-def test_a_build_tells_each_step_at_its_begin_and_each_batch_of_passages(tmp_path: Path) -> None:
-    told = mock.Mock()
-    told.load.return_value = mock.Mock(encode=told.encode, dimension=16, fingerprint="m")
-    told.encode.side_effect = lambda texts: np.full((len(texts), 16), np.nan)
-    request = BuildRequest(
-        corpus=write_corpus(tmp_path / "c.jsonl", 20), index_dir=tmp_path / "index"
-    )
-    with (
-        mock.patch.object(indexer.build, "load_embedder", told.load),
-        pytest.raises(ConfigError, match=r"row 0 \(passage 'doc-0'\) from the model m"),
-    ):
-        build_index(request, CONFIG, HandClock(), told)
-    names = [name for name, *_ in told.mock_calls]
-    assert names[0] == "start"
-    assert names[names.index("load") - 1 :] == ["note", "load", "start", *["encode", "advance"] * 3]

@@ -55,23 +55,6 @@ def test_a_missing_short_or_long_file_is_found_and_the_others_are_read(index_dir
         (index_dir / name).write_bytes(content)
 
 
-def flip(path: Path, offset_bytes: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset_bytes] ^= 1
-    path.write_bytes(content)
-
-
-def test_a_damaged_cluster_and_a_damaged_document_are_both_named(index_dir: Path) -> None:
-    index = open_index(index_dir)
-    index.close()
-    extent = index.extents[3]
-    flip(index.segment_paths[extent.segment], extent.offset_bytes)
-    flip(index_dir / "documents.dat", -1)
-    problems = "\n".join(problems_of(index_dir))
-    assert f"of cluster 3 at byte {extent.offset_bytes} is damaged" in problems
-    assert "the document of row 119 is damaged" in problems
-
-
 def test_segments_swapped_with_each_other_or_with_those_of_another_build_are_found(
     index_dir: Path, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from carpool.settings import load_settings
 from cli.options import logical_topic
 from cli.runfile import Run, RunFile
 from cli.settings import Given, load_client_side
-from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, TOPICS
+from schemas.topics import ANSWERS, QUERIES_DEAD, TOPICS
 
 OURS = [topic.name for topic in TOPICS]
 WORDS = st.text(string.ascii_letters + string.digits + "._-", max_size=64)
@@ -58,18 +58,6 @@ def test_an_operator_may_name_a_topic_with_or_without_the_prefix(prefix: str, to
     settings = KafkaSettings(prefix=prefix)
     assert logical_topic(settings, topic) == topic
     assert logical_topic(settings, settings.broker_topic(topic)) == topic
-
-
-def test_the_prefix_names_topics_and_groups_and_without_it_the_names_are_as_before() -> None:
-    wiki, none = KafkaSettings(prefix="wiki"), KafkaSettings()
-    assert (wiki.broker_topic(QUERIES.name), wiki.group_of("grouper")) == (
-        "wiki.rag.queries.v1",
-        "wiki-grouper",
-    )
-    assert (none.broker_topic(QUERIES.name), none.group_of("grouper")) == (
-        "rag.queries.v1",
-        "carpool-grouper",
-    )
 
 
 @pytest.mark.parametrize("prefix", ["a b", "wiki/en", "ü", "x" * 65, "carpool"])

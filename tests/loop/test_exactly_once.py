@@ -54,18 +54,6 @@ def test_after_a_rebalance_of_others_aborted_it_a_transaction_is_repeated_withou
     assert asked.count(True) == 1
 
 
-def test_a_start_waits_for_a_coordinator_that_loads_its_log() -> None:
-    bench = Exact()
-    bench.broker.break_next("start", RetryableError("coordinator load in progress"))
-    stage = HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
-    stage.finish("a")
-    turn(loop)
-    assert bench.results() == ["a/0"]
-
-
 def test_a_commit_without_reply_is_repeated_and_takes_effect_once() -> None:
     bench, stage, loop, _ = with_taken(Exact(), "a")
     bench.broker.break_next("commit", RetryableError("no reply"), took_effect=True)

@@ -344,15 +344,6 @@ def test_outputs_that_were_not_written_are_sent_again_before_offsets_move(
     assert len(stage.units) == 1, "the outputs were in memory: the unit is not offered again"
 
 
-def test_a_failed_commit_is_tried_again() -> None:
-    bench, stage, loop, _ = with_taken(Bench(), "a")
-    bench.broker.break_next("commit_offsets", RetryableError("coordinator moved"))
-    stage.finish("a")
-    turn(loop)
-    bench.wait(loop)
-    assert bench.committed() == (1, "")
-
-
 @pytest.mark.parametrize(
     ("where", "error"),
     [

@@ -126,8 +126,3 @@ def test_a_record_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> Non
         build_record("é" * QUERY_BYTES_MAX, now_us=1)
     assert refused.value.reason == "too_large"
     build_record("é" * 65_000, now_us=1)
-
-
-def test_an_unknown_option_is_a_programming_error() -> None:
-    with pytest.raises(TypeError, match="topk"):
-        build_record("a", now_us=1, topk=3)  # type: ignore[call-arg]
