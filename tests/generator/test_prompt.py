@@ -180,13 +180,13 @@ def test_of_a_long_passage_the_part_that_fits_the_question_is_shown(
 
 
 def test_a_passage_is_shown_to_its_end_and_in_few_parts_so_that_prompts_share_them() -> None:
-    words = [f"{number:03}word" for number in range(200)]
+    words = [f"{number:03}word" for number in range(80)]
     text = ". ".join(words) + "."
     parts = {filled(each, hits(text)).segments[1] for each in words}
     assert len(parts) <= 3 * len(text) / 100 + 1
     for word in words:
         assert f" {word}." in filled(f"{word}?", hits(text)).segments[1]
-    assert filled(words[-1], hits(text)).segments[1].endswith(" 199word.\n")
+    assert filled(words[-1], hits(text)).segments[1].endswith(" 079word.\n")
 
 
 def test_a_passage_becomes_one_line_so_that_it_cannot_look_like_two() -> None:

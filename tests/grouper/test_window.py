@@ -1,14 +1,17 @@
-"""When windows close, and which queries they contain."""
+"""When windows close, which queries they contain, and the weights of tenants."""
 
 from __future__ import annotations
 
 from collections import deque
 from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grouper.plan.tenants import parse_weights
 from grouper.plan.window import Wait, Window, WindowPlanner
+from grouper.settings import GrouperSettings
 
 
 def planner(*, least: int = 2, most: int = 4, window_us: int = 100) -> WindowPlanner:
@@ -243,3 +246,16 @@ def test_steps_change_no_turn_of_a_tenant_and_starve_no_question(
     while gathered:
         close()
     assert made.queries == plain.queries == 0
+
+
+# ---- relations between the settings of the grouper are checked together
+
+
+def test_weights_of_tenants_are_read_and_what_is_none_is_refused_by_name() -> None:
+    assert parse_weights(" acme=4, free = 1,,a=b=2 ") == {"acme": 4, "free": 1, "a=b": 2}
+    assert parse_weights("") == {}
+    for weight in ("", "=", "=0", "=-1", "=1.5", "=1001", "=²"):
+        with pytest.raises(ValueError, match="is no TENANT=WEIGHT"):
+            parse_weights(f"acme{weight}")
+    (problem,) = GrouperSettings(tenant_weights="=3").check()
+    assert problem.startswith("tenant_weights: ")

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from carpool.disk.documents import DocumentStore
 from carpool.disk.index import open_index
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.embedding import EmbeddingSettings
 from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import ConfigError
 from indexer import build as module
+from indexer.corpus import SeenIds
 from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.stats import index_stats
 from searcher.local import LocalSearcher
@@ -194,3 +198,38 @@ def test_two_builds_in_one_folder_are_one_too_many(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="another build is running"):
             build(corpus, index_dir)
     build(corpus, index_dir)
+
+
+# ---- which lines have the id of an earlier one: found as a set of all ids would find them
+
+
+@given(numbers=st.lists(st.integers(0, 40), max_size=100))
+def test_what_a_set_of_all_ids_finds_is_found(numbers: list[int]) -> None:
+    ids, seen, expected = SeenIds(), set[int](), []
+    for line, number in enumerate(numbers):
+        ids.add(f"id {number}", 3 * line + 1)
+        if number in seen:
+            expected.append(3 * line + 1)
+        seen.add(number)
+    found = ids.repeated()
+    assert [line for line, is_repeated in enumerate(found) if is_repeated] == expected
+
+
+def test_a_build_keeps_the_first_passage_of_an_id_and_lists_the_others_between_other_bad_lines(
+    tmp_path: Path,
+) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 60)
+    lines = corpus.read_text().splitlines()
+    again = [lines[7].replace("Title 7", "Another"), lines[2], lines[7]]
+    corpus.write_text(
+        "\n".join([*lines[:30], "nonsense", again[0], "", *lines[30:], *again[1:]]) + "\n"
+    )
+    report = build(corpus, tmp_path / "index", nlist=3)
+    assert report.documents.row_count == 60
+    assert [(p.line, p.count) for p in report.documents.problems] == [(31, 1), (32, 3)]
+    assert report.documents.problems[1].why == "duplicate id 'doc-7'"
+    with DocumentStore.open(tmp_path / "index", report.manifest) as store:
+        found = store.get(range(60))
+    assert [document.doc_id for document in found] == [f"doc-{row}" for row in range(60)]
+    assert found[7].title == "Title 7"
+    assert not (tmp_path / "index" / ".build").exists()

@@ -1,18 +1,25 @@
 """`carpool index`, as people and programs call it."""
 
+from __future__ import annotations
+
 import json
+from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from carpool.disk.extents import segment_name
-from carpool.disk.manifest import read_manifest
+from carpool.disk.manifest import MANIFEST_NAME, is_newer, read_manifest
 from carpool.errors import ConfigError
 from cli.index import app
-from tests.indexer.helpers import write_corpus
+from indexer.write import promote
+from tests.cli.support import carpool
+from tests.clocks import NOW_US, HandClock
+from tests.indexer.helpers import build, write_corpus
 
 runner = CliRunner()
 
@@ -112,3 +119,21 @@ def test_options_reach_the_build(tmp_path: Path) -> None:
         refused = build("b", *named, *options).exception
         assert isinstance(refused, ConfigError) and says in str(refused)
     assert build("b", *named, "--seed", str(2**31)).exit_code == 2
+
+
+# ---- an index that is made the newest: a new version, and nothing else
+
+
+def test_a_promoted_index_is_newer_and_otherwise_as_before(tmp_path: Path) -> None:
+    corpus, index = write_corpus(tmp_path / "c.jsonl", 60), tmp_path / "index"
+    before = build(corpus, index, nlist=4).manifest
+    files = {path: path.read_bytes() for path in index.iterdir() if path.name != MANIFEST_NAME}
+    later = [promote(index, HandClock(NOW_US + s * 1_000_000)) for s in (1, 59, 60, 9_000)]
+    for older, newer in pairwise([before.index_version, *later]):
+        assert is_newer(newer, older) and not is_newer(newer, newer)
+    ended = carpool(f"index promote {index}")
+    after = read_manifest(index)
+    assert ended.code == 0 and after.index_version in ended.stdout.replace("\n", "")
+    assert msgspec.structs.replace(after, index_version=before.index_version) == before
+    assert {path: path.read_bytes() for path in files} == files
+    assert carpool(f"index verify {index}").code == 0

@@ -1,11 +1,12 @@
-"""Settings of topics at real brokers, and brokers that cannot be reached."""
+"""Brokers that cannot be reached, settings of topics at real brokers, and free ports."""
 
 from __future__ import annotations
 
 import pytest
 
 from carpool.clock import SystemClock
-from carpool.errors import RetryableError
+from carpool.errors import ConfigError, RetryableError
+from carpool.kafka import embedded
 from carpool.kafka.admin import create_topics, topic_config
 from carpool.kafka.deployment import broker_facts
 from carpool.kafka.librdkafka import LibrdkafkaConsumer
@@ -31,3 +32,13 @@ def test_an_unreachable_broker_is_named_by_its_address() -> None:
         create_topics(settings)
     with pytest.raises(RetryableError, match="no broker answers"):
         LibrdkafkaConsumer(settings, "g", SystemClock()).subscribe("t", Listener())
+
+
+# ---- ports that nobody listens on yet are handed out once
+
+
+def test_a_port_is_handed_out_once_before_anybody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = embedded.free_port()
+    monkeypatch.setattr(embedded, "_PORTS", range(port, port + 1))
+    with pytest.raises(ConfigError, match="no port"):
+        embedded.free_port()

@@ -1,4 +1,4 @@
-"""A batch that cannot be unpacked becomes one unreadable record; records after it are read."""
+"""What cannot be unpacked, or has an unreadable header name, is refused; the rest is read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from carpool.clock import SystemClock
 from carpool.kafka.admin import create_topics
 from carpool.kafka.clients import Position
 from carpool.kafka.librdkafka import LibrdkafkaConsumer
+from carpool.kafka.raw_records import headers_of
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
 from carpool.kafka.unreadable import UnreadableBatches, end_of_batch
+from schemas.codec import decode, decode_query
+from schemas.errors import RecordError
+from schemas.group import Group
+from schemas.headers import UNREADABLE_HEADERS
+from schemas.record import Source
 from schemas.topics import QUERIES, QUERIES_DEAD
 from tests.e2e.support import read_to_end
 from tests.kafka.conformance.harness import Listener, read
@@ -156,3 +162,28 @@ def test_the_end_of_a_batch_is_found_in_few_reads(size: int, first: int) -> None
         assert len(reads) <= 2 * size.bit_length() + 1
         assert end_of_batch(first, end, is_inside) == end, "nothing is read beyond the log"
         assert max(reads) < 2_000
+
+
+# ---- a header name that is not UTF-8 is refused with a reason
+
+
+class Raw:
+    """A record of confluent-kafka with such a header name."""
+
+    def headers(self) -> None:
+        raise SystemError("<method 'headers'> returned a result with an exception set")
+
+
+def test_unreadable_headers_become_one_header_that_says_so() -> None:
+    assert headers_of(Raw()) == ((UNREADABLE_HEADERS, None),)  # type: ignore[arg-type]
+
+
+def test_a_record_whose_headers_cannot_be_read_is_refused() -> None:
+    unreadable = ((UNREADABLE_HEADERS, None),)
+    with pytest.raises(RecordError, match="not UTF-8") as caught:
+        decode_query(
+            b'{"query_id": "q", "text": "x"}', unreadable, Source(topic="t", partition=0, offset=0)
+        )
+    assert (caught.value.reason, caught.value.query_id) == ("bad_envelope", "q")
+    with pytest.raises(RecordError, match="not UTF-8"):
+        decode(Group, b"{}", unreadable)
