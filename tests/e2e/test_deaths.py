@@ -86,7 +86,7 @@ def test_a_record_that_kills_the_process_ends_and_the_others_are_answered(
     assert metadata(broker) == [""] * 4, "given up, without deaths"
 
 
-@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+@pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.long)])
 def test_rebalances_and_ends_with_a_slow_record_in_hand_are_no_deaths(
     broker: str, tmp_path: Path, protocol: str
 ) -> None:

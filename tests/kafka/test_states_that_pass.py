@@ -171,8 +171,15 @@ def test_partitions_that_are_added_are_read_within_30_s(deployment: Deployment) 
         wait_until(lambda: deployment.results() == written(named(0, 10)), timeout_s=30)
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize(
+    ("protocol", "delivery"),
+    [
+        ("consumer", "exactly_once"),
+        ("classic", "at_least_once"),
+        pytest.param("consumer", "at_least_once", marks=pytest.mark.long),
+        pytest.param("classic", "exactly_once", marks=pytest.mark.long),
+    ],
+)
 def test_a_topic_that_is_made_again_is_read_from_its_beginning(
     kafka_bootstrap: str, protocol: str, delivery: DeliveryName
 ) -> None:
