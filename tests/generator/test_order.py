@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -32,10 +32,10 @@ def store(tree: KvTree, prefixes: CachedPrefixes, seq: int, token_ids: Sequence[
 A, B, C = (1,) * 8, (2,) * 8, (3,) * 8
 
 
-def test_cached_prefix_takes_the_largest_ratio_of_cached_to_computed_tokens() -> None:
+def takes_the_largest_ratio(order: Callable[[KvTree], CachedPrefixes]) -> None:
     """RAGCache, section 5.2, its two scenarios: more cached first, then less to compute first."""
     tree = seeing_tree()
-    prefixes = CachedPrefixes(tree)
+    prefixes = order(tree)
     prefixes.add(1, (*A, *C))
     prefixes.add(2, (*B, *B, *C))
     prefixes.add(3, (*B, *B, 5))
@@ -44,6 +44,10 @@ def test_cached_prefix_takes_the_largest_ratio_of_cached_to_computed_tokens() ->
     store(tree, prefixes, 2, B + B)
     assert prefixes.choose([1, 2]) == 2, "more is cached"
     assert prefixes.choose([1, 2, 3]) == 3, "as much is cached, less to compute"
+
+
+def test_cached_prefix_takes_the_largest_ratio_of_cached_to_computed_tokens() -> None:
+    takes_the_largest_ratio(CachedPrefixes)
 
 
 def test_a_blind_tree_and_prompts_whose_tokens_are_not_known_give_the_order_of_arrival() -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import statistics
 import time
 import uuid
+from typing import Any
 
+import confluent_kafka
 import pytest
 
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
+from carpool.kafka.librdkafka import consumer as module
 from carpool.kafka.settings import KafkaSettings
-from tests.kafka.conformance.harness import PARTITIONS, Reached, joined, read
+from tests.kafka.conformance.harness import PARTITIONS, Listener, Reached, joined, poll_until, read
 
 PAUSE_S = 0.3
 ROUNDS = 5
@@ -45,3 +48,28 @@ def test_after_a_pause_the_next_record_comes_immediately(broker: Reached) -> Non
         times_s.append(time.monotonic() - resumed_s)
     assert statistics.median(times_s) < (1 - PAUSE_S) / 2, times_s  # alone: to the end of a second
     one.close()
+
+
+def test_partitions_that_stay_are_asked_for_after_a_revocation(
+    broker: Reached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+
+    class Noting(confluent_kafka.Consumer):
+        def offsets_for_times(
+            self, partitions: list[confluent_kafka.TopicPartition], *timeout: float
+        ) -> Any:
+            asked.append([each.partition for each in partitions])
+            return super().offsets_for_times(partitions, *timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "Consumer", Noting)
+        one, mine = joined(broker)
+    asked.clear()
+    two, others = broker.consumer(), Listener()
+    two.subscribe(broker.topic, others)
+    poll_until(one, lambda: two.poll(0.01) is None and len(others.positions) == 1)
+    (gone,) = mine.gone
+    assert [1 - gone.partition] in asked
+    one.close()
+    two.close()

@@ -21,21 +21,11 @@ from bench.papers.ragcache.streams import (
 )
 from bench.simulator.prompt_cache import CacheSize, computed_once
 from generator.plan.kv_tree import KvTree
-from tests.generator.test_order import A, B, C, seeing_tree, store
+from tests.generator.test_order import seeing_tree, takes_the_largest_ratio
 
 
 def test_cache_aware_takes_the_largest_ratio_of_cached_to_computed_tokens() -> None:
-    """Section 5.2, its two scenarios: more cached first, then less to compute first."""
-    tree = seeing_tree()
-    prefixes = CacheAware(tree)
-    prefixes.add(1, (*A, *C))
-    prefixes.add(2, (*B, *B, *C))
-    prefixes.add(3, (*B, *B, 5))
-    store(tree, prefixes, 1, A)
-    assert prefixes.choose([1, 2, 3]) == 1
-    store(tree, prefixes, 2, B + B)
-    assert prefixes.choose([1, 2]) == 2, "more is cached"
-    assert prefixes.choose([1, 2, 3]) == 3, "as much is cached, less to compute"
+    takes_the_largest_ratio(CacheAware)
 
 
 def test_cache_aware_gives_the_order_of_arrival_while_nothing_is_known() -> None:
