@@ -33,6 +33,7 @@ from generator.plan.dispatch_events import (
     PromptHastened,
     PromptsRevoked,
     PromptTokenized,
+    ReplayCache,
     RequestAccepted,
     RequestEnded,
     RequestRefused,
@@ -446,6 +447,12 @@ def test_a_prompt_with_unknown_tokens_goes_to_the_server_that_was_warmed_for_it(
         assert isinstance(sent, SendPrompt)
         servers.append(sent.server)
     assert servers == [1, 1, 0, 1], "not where it has more than its share of the work"
+
+
+def test_a_gap_in_a_servers_events_asks_for_a_replay() -> None:
+    dispatcher = caching_dispatcher()
+    event = CacheChanged(server=1, event=KvBatch(seq=5, events=()))
+    assert dispatcher.step(event, 1) == (ReplayCache(server=1, replay_from=1),)
 
 
 def test_tokens_that_become_known_later_count_also_after_a_refusal() -> None:
