@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.disk.documents import DocumentStore
-from carpool.disk.index import open_index
+from carpool.disk.index import index_files, open_index
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.embedding import EmbeddingSettings
 from carpool.embedding.hashing import HashingEmbedder
@@ -24,7 +24,7 @@ from indexer.corpus import SeenIds
 from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.stats import index_stats
 from searcher.local import LocalSearcher
-from tests.indexer.builds import interrupted, rows_of, same_but_time
+from tests.indexer.builds import SEGMENTS, interrupted, rows_of, same_but_time
 from tests.indexer.helpers import CONFIG, build, passage, write_corpus
 
 
@@ -151,6 +151,13 @@ def test_a_complete_index_stays_unless_force_replaces_it(
     # Who has the old one open keeps reading it.
     assert still_open.documents.document(29).doc_id == "doc-29"
     still_open.close()
+
+
+def test_an_index_with_fewer_segments_replaces_one_with_more(tmp_path: Path) -> None:
+    corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
+    assert build(corpus, index_dir, **SEGMENTS).manifest.segment_count == 4
+    assert build(corpus, index_dir, CONFIG, force=True).manifest.segment_count == 1
+    assert {path.name for path in index_dir.iterdir()} == {*index_files(1), MANIFEST_NAME}
 
 
 def test_float16_vectors_are_those_of_the_model_rounded_in_pages_of_half_the_size(
