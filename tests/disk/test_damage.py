@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from carpool.disk.documents import DOCUMENTS_NAME, ENTRY_BYTES, OFFSETS_NAME
-from carpool.disk.extents import segment_name
+from carpool.disk.extents import HEADER_BYTES, segment_name
 from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import MANIFEST_NAME
 from carpool.errors import ConfigError, CorruptionError
@@ -106,6 +106,21 @@ def document_spans(folder: Path) -> list[tuple[int, int]]:
     entries = np.fromfile(folder / OFFSETS_NAME, dtype=kind)
     ends = entries["offset"] + entries["size"]
     return list(zip(entries["offset"].tolist(), ends.tolist(), strict=True))
+
+
+def test_a_checksum_covers_every_byte_of_every_file(tmp_path: Path) -> None:
+    write_index(tmp_path, CONTENT)
+    with opened(tmp_path) as index:
+        for segment, path in enumerate(index.segment_paths):
+            end_bytes = HEADER_BYTES
+            for extent in (extent for extent in index.extents if extent.segment == segment):
+                assert extent.offset_bytes == end_bytes
+                end_bytes += extent.size_bytes
+            assert end_bytes == path.stat().st_size
+    starts, ends = map(list, zip(*document_spans(tmp_path), strict=True))
+    assert starts == [0, *ends[:-1]]
+    assert ends[-1] == (tmp_path / DOCUMENTS_NAME).stat().st_size
+    assert (tmp_path / OFFSETS_NAME).stat().st_size == ENTRY_BYTES * len(starts)
 
 
 def test_hundreds_of_flipped_bytes_are_all_detected_and_verify_lists_them(tmp_path: Path) -> None:

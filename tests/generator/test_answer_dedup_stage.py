@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from carpool.errors import CarpoolError, RetryableError
+from carpool.errors import CarpoolError, ConfigError, RetryableError
 from carpool.kafka import topic_table
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.loop.answers import answer_output
@@ -349,3 +349,9 @@ def test_readiness_names_trouble_with_the_log_until_it_is_read_again() -> None:
     bench.follow()
     assert bench.stage.not_ready() == ()
     assert list(bench.within.units) == [new.id]
+
+
+def test_a_log_that_can_never_be_read_ends_the_service() -> None:
+    bench = Bench()
+    bench.stage.table_failed(ConfigError("2 partitions"))
+    assert isinstance(bench.sink.failure, ConfigError)

@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +197,18 @@ def test_memory_that_holds_no_cluster_or_no_sample_is_said_and_more_goes_on(tmp_
         build(corpus, index_dir, config(8192), nlist=10)
     least_bytes = int(re.findall(r"at least (\d+)", str(caught.value))[0])
     assert build(corpus, index_dir, config(least_bytes + 200), nlist=10).manifest.nlist == 10
+
+
+def test_a_model_that_gives_no_vector_is_named_with_its_passage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(HashingEmbedder):
+        def encode(self, texts: Sequence[str]) -> np.ndarray:
+            return super().encode(texts) * np.nan
+
+    monkeypatch.setattr(module, "load_embedder", lambda *_, **__: Broken(16))
+    with pytest.raises(ConfigError, match=r"row 0 \(passage 'doc-0'\) from the model "):
+        build(write_corpus(tmp_path / "c.jsonl", 20), tmp_path / "index")
 
 
 def test_two_builds_in_one_folder_are_one_too_many(tmp_path: Path) -> None:
