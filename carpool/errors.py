@@ -39,3 +39,7 @@ class CorruptionError(CarpoolError):
         super().__init__(message)
         self.path = path
         self.offset_bytes = offset_bytes
+
+
+ReadError = CorruptionError | RetryableError
+"""Why bytes were not read: damaged, or the disk."""

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from carpool.arrays import Float32
 from carpool.clock import Clock
-from carpool.errors import RetryableError
+from carpool.errors import ReadError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
-from searcher.executor import Finish, ReadError, Search, SearchDraft, SearchGroup, SearchResult
+from searcher.executor import Finish, Search, SearchDraft, SearchGroup, SearchResult
 from searcher.memory.cluster_memory import ClusterMemory
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
@@ -47,7 +48,7 @@ from searcher.plan.slices import SliceId
 from searcher.plan.substage import SubstageBudget
 from searcher.scoring.pool import ScoringPool
 from searcher.scoring.scan import QueryBatch, Scoring
-from searcher.scoring.top_k import Float32, Slots, TopTable
+from searcher.scoring.top_k import Slots, TopTable
 from searcher.search_loop import DropSearches, SearchLoop, StopSearching
 from searcher.store.reads_in_flight import NO_MEMORY
 from searcher.store.waker import Waker

@@ -7,16 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32
 from carpool.disk.documents import Document
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import ReadError
 from schemas.query import SearchMode
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Probe
 from searcher.scoring.top_k import TopK
-
-ReadError = CorruptionError | RetryableError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +47,7 @@ class Search:
     """
 
     key: int
-    vector: npt.NDArray[np.float32]
+    vector: Float32
     clusters: tuple[ClusterId, ...]
     top_k: int
     deadline_us: int | None = None

@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import structs
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from carpool.arrays import Float32
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import open_index
 from carpool.disk.manifest import Manifest
 from carpool.embedding import Embedder, EmbeddingSettings
 from carpool.embedding.loader import load_question_embedder
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import ReadError
 from carpool.telemetry.metrics import Metrics
 from schemas.query import TOP_K_MAX, SearchMode
 from schemas.record import ClusterId, well_formed
 from schemas.retrieval import Hit
 from searcher.build import SearchPlane, search_and_passages
-from searcher.executor import ReadError, Search, SearchGroup, SearchResult, hits_of
+from searcher.executor import Search, SearchGroup, SearchResult, hits_of
 from searcher.settings import SearcherSettings
 
 CLOSE_TIMEOUT_S = 10.0
@@ -99,7 +99,7 @@ class LocalSearcher:
 
     def search(
         self,
-        queries: npt.NDArray[np.float32] | Sequence[str],
+        queries: Float32 | Sequence[str],
         *,
         top_k: int = 10,
         nprobe: int | None = None,
@@ -159,7 +159,7 @@ class LocalSearcher:
         """Closes."""
         self.close()
 
-    def _vectors(self, queries: npt.NDArray[np.float32] | Sequence[str]) -> npt.NDArray[np.float32]:
+    def _vectors(self, queries: Float32 | Sequence[str]) -> Float32:
         if isinstance(queries, str):
             raise ValueError("queries is one text; pass a list of texts")
         if not isinstance(queries, np.ndarray):
@@ -182,7 +182,7 @@ class LocalSearcher:
         found = []
         for position, result in enumerate(results):
             read = passages[position]
-            if isinstance(read, CorruptionError | RetryableError):
+            if isinstance(read, ReadError):
                 raise read
             found.append(LocalResult(hits_of(result.best, read), result.skipped, result.errors))
         return found

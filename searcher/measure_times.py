@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64
 from carpool.clock import Clock
 from carpool.codes.codec import CODEC
 from carpool.codes.margin import first_count
@@ -15,9 +15,6 @@ from carpool.disk.index import OpenCodes, OpenIndex
 from searcher.codes.load import load_codes
 from searcher.plan.search_times import TimeSample
 from searcher.settings import SearcherSettings
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHARES = (1.0, 0.5, 0.25, 0.1)

@@ -12,7 +12,7 @@ import structlog
 
 from carpool.codes.margin import EXPECTED_RECALL
 from carpool.disk.documents import Document
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import ReadError, RetryableError
 from carpool.kafka.records import Output
 from carpool.kafka.sizes import fits
 from carpool.loop.answers import answer_output
@@ -26,7 +26,7 @@ from schemas.group import Group, GroupedQuery
 from schemas.query import Query, finished_steps
 from schemas.retrieval import Hit, Retrieval, Searched
 from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS, in_class_of
-from searcher.executor import ReadError, SearchDraft, SearchResult, hits_of
+from searcher.executor import SearchDraft, SearchResult, hits_of
 
 _log = structlog.get_logger(__name__)
 
@@ -81,7 +81,7 @@ def finish(
         )
         is_transient = all(isinstance(error, RetryableError) for error in found.errors)
         return _broken(group, grouped, message, is_transient, timings_us, now_us)
-    if isinstance(passages, CorruptionError | RetryableError):
+    if isinstance(passages, ReadError):
         where = about(grouped.source, grouped.headers, query_id=grouped.query.query_id)
         _log.error("passages unreadable", error=str(passages), **where)
         message = f"its passages were found and could not be read: {passages}"

@@ -19,10 +19,11 @@ import typer
 from bench.core.options import JsonOption, NprobeOption, command_of
 from bench.core.run import BenchRun
 from bench.core.spread import Spread, spread
+from carpool.arrays import Float32, Int64
 from carpool.disk.rotation import random_rotation
 from carpool.errors import ConfigError
 from schemas.record import ClusterId
-from searcher.shard.device import Float32, Int64, ShardDevice, ShardNumbers
+from searcher.shard.device import ShardDevice, ShardNumbers
 from searcher.shard.gpu import GpuShard
 
 DIMENSION = 384

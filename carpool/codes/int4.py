@@ -17,13 +17,10 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64, UInt8
 from carpool.codes.codec import CODEC, CodeLayout
 from carpool.codes.kernel import kernels, library
 from carpool.errors import ConfigError
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
-UInt8 = npt.NDArray[np.uint8]
 
 BLOCK_ROWS = 16
 GROUP, GROUP_BYTES = 8, 64

@@ -22,8 +22,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32
 from schemas.query import SearchMode
 
 EXPECTED_RECALL: dict[SearchMode, float] = {"default": 0.998, "exact": 1.0}
@@ -66,7 +66,7 @@ def first_count(codec: str, top_k: int) -> int:
     return min(COUNT_MAX, times * top_k + more)
 
 
-def rows_within(estimates: npt.NDArray[np.float32], top_k: int, width: float) -> tuple[int, bool]:
+def rows_within(estimates: Float32, top_k: int, width: float) -> tuple[int, bool]:
     """Returns how many proposed rows are within the margin, and whether too many others may be.
 
     `estimates`: (n,) float32, of the proposed rows, best first; `width`: the margin. The second is

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Float32
 from carpool.disk.files import damage, read_checked, write_atomically
 from carpool.disk.manifest import Manifest
 from carpool.errors import ConfigError
@@ -18,8 +19,6 @@ PROBE_CHUNK_ROWS = 256
 
 SQUARED_NORM_MAX = 1.01
 """Rounding included. Larger numbers could make scores infinite, and NaN cannot be ordered."""
-
-Float32 = npt.NDArray[np.float32]
 
 
 def write_centroids(index_dir: Path, centroids: Float32) -> None:

@@ -13,9 +13,9 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from carpool.arrays import UInt8, UInt32
 from carpool.disk.files import (
     check_size,
     damage,
@@ -31,8 +31,6 @@ PAGE_BYTES = 4096
 SUM_BYTES = 4
 SUM_SUFFIX = ".sum"
 
-UInt8 = npt.NDArray[np.uint8]
-UInt32 = npt.NDArray[np.uint32]
 
 _MASK = (1 << 32) - 1
 _SEED_MASK = (1 << 64) - 1

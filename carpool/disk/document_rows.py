@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Int64, UInt32
 from carpool.disk.extents import ClusterExtent
 from carpool.disk.files import damage, read_checked, write_atomically
 from carpool.disk.manifest import Manifest
@@ -20,21 +20,19 @@ from carpool.disk.pages import PageLayout
 DOCUMENT_ROWS_NAME = "documents.rows"
 NO_ROW = (1 << 32) - 1
 
-UInt32 = npt.NDArray[np.uint32]
-
 
 def place_count(layout: PageLayout, extents: Sequence[ClusterExtent]) -> int:
     """Returns how many places the pages of all clusters have."""
     return sum(extent.page_count for extent in extents) * layout.rows_per_page
 
 
-def first_rows(layout: PageLayout, extents: Sequence[ClusterExtent]) -> npt.NDArray[np.int64]:
+def first_rows(layout: PageLayout, extents: Sequence[ClusterExtent]) -> Int64:
     """Returns the number of the first row of each cluster: (nlist,) int64."""
     return np.array([extent.first_page for extent in extents], np.int64) * layout.rows_per_page
 
 
 def documents_of_places(
-    layout: PageLayout, extents: Sequence[ClusterExtent], documents: npt.NDArray[np.int64]
+    layout: PageLayout, extents: Sequence[ClusterExtent], documents: Int64
 ) -> UInt32:
     """Returns the document of each place: (place_count,) uint32, `NO_ROW` where there is no row.
 

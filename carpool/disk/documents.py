@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from carpool.arrays import UInt32
 from carpool.disk.files import check_size, damage, open_regular, read_exactly
 from carpool.disk.manifest import Manifest
 from carpool.errors import CorruptionError
@@ -113,7 +112,7 @@ class DocumentTable:
     document_count: int
     documents_bytes: int
     build_id: int
-    of_places: npt.NDArray[np.uint32] | None = None
+    of_places: UInt32 | None = None
 
     def numbers(self, rows: Sequence[int]) -> list[int]:
         """Returns the number of the document of each row. Raises `IndexError`."""
@@ -164,7 +163,7 @@ class DocumentStore:
         folder: Path,
         row_count: int,
         build_id: int,
-        of_places: npt.NDArray[np.uint32] | None = None,
+        of_places: UInt32 | None = None,
     ) -> None:
         """`of_places`: the document of each row (`carpool.disk.document_rows`); None: its row."""
         documents_path, offsets_path = str(folder / DOCUMENTS_NAME), str(folder / OFFSETS_NAME)
@@ -188,7 +187,7 @@ class DocumentStore:
         cls,
         index_dir: Path,
         manifest: Manifest,
-        of_places: npt.NDArray[np.uint32] | None = None,
+        of_places: UInt32 | None = None,
     ) -> DocumentStore:
         """Returns the store of a complete index. Reads the first document to check the build.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64
 from carpool.codes.codec import CODEC, CodeLayout
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.checked_file import CheckedFile
@@ -26,9 +26,6 @@ from carpool.disk.pages import ClusterPages, PageLayout
 from carpool.disk.rotation import ROTATION_NAME, read_rotation
 from carpool.disk.segments import check_header, read_cluster, segment_files
 from carpool.errors import ConfigError
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 
 def index_files(segment_count: int, codecs: Sequence[str] = ()) -> tuple[str, ...]:
@@ -74,7 +71,7 @@ class OpenIndex:
     dir: Path
     manifest: Manifest
     layout: PageLayout
-    centroids: npt.NDArray[np.float32]
+    centroids: Float32
     extents: tuple[ClusterExtent, ...]
     segment_paths: tuple[Path, ...]
     documents: DocumentStore

@@ -21,6 +21,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64, UInt8
+
 PAGE_ALIGNMENT_BYTES = 4096
 PAGE_BYTES_MAX = 64 << 10
 SIZE_MARGIN = 0.002
@@ -32,7 +34,6 @@ ROW_BITS = 40
 """Bits of a row number."""
 
 VectorDtype = Literal["float32", "float16"]
-UInt8 = npt.NDArray[np.uint8]
 
 
 class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +99,8 @@ class ClusterRows(NamedTuple):
     """The rows of a cluster as plain arrays: vectors (n, dim) float32, rows (n,) int64."""
 
     cluster: int
-    vectors: npt.NDArray[np.float32]
-    rows: npt.NDArray[np.int64]
+    vectors: Float32
+    rows: Int64
 
 
 def stored_vectors(cluster: ClusterPages) -> npt.NDArray[np.floating]:
@@ -152,7 +153,7 @@ def choose_layout(
     )
 
 
-def encode_pages(layout: PageLayout, vectors: npt.NDArray[np.float32]) -> UInt8:
+def encode_pages(layout: PageLayout, vectors: Float32) -> UInt8:
     """Returns the pages of a cluster: (page_count, page_bytes) uint8.
 
     `vectors`: (n, dim) float32, rounded to the layout's dtype; n may be 0. Raises `ValueError` for

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32
 from carpool.disk.files import damage, read_checked, write_atomically
 from carpool.disk.manifest import Manifest
 
 ROTATION_NAME = "rotation.f32"
-
-Float32 = npt.NDArray[np.float32]
 
 
 def random_rotation(dimension: int, seed: int) -> Float32:

@@ -14,9 +14,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from carpool.arrays import Float32, UInt8
 from carpool.codes.int4 import Encoder
 from carpool.disk.checked_file import PAGE_BYTES, CheckedFile, CheckedFileWriter, side_name
 from carpool.disk.extents import (
@@ -29,7 +29,7 @@ from carpool.disk.extents import (
 )
 from carpool.disk.files import damage, file_crc32, open_regular, read_exactly
 from carpool.disk.manifest import FileEntry
-from carpool.disk.pages import ClusterPages, PageLayout, UInt8, encode_pages
+from carpool.disk.pages import ClusterPages, PageLayout, encode_pages
 
 _MAGIC = b"CARPOOL\0"
 _HEADER = struct.Struct("<8sIIQIIIII")
@@ -91,7 +91,7 @@ class SegmentWriter:
         """The clusters that were not appended yet, in order."""
         return self._extents[self.next_cluster :]
 
-    def append(self, cluster: int, vectors: npt.NDArray[np.float32]) -> ClusterExtent:
+    def append(self, cluster: int, vectors: Float32) -> ClusterExtent:
         """Writes the next cluster and returns its extent; durable with its segment. Blocks.
 
         `vectors`: (n, dim) float32. Raises `ValueError` for another cluster than `next_cluster`, or

@@ -10,19 +10,16 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import UInt8
 from carpool.clock import Clock
 from carpool.disk.checked_file import PAGE_BYTES
 from carpool.disk.index import OpenCodes
-from carpool.errors import RetryableError
+from carpool.errors import ReadError, RetryableError
 from schemas.record import ClusterId
-from searcher.codes.source import ReadError
 from searcher.store.buffers import ReadBuffers
 from searcher.store.page_reads import PageBatch, PageReads
 from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
-
-UInt8 = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True, eq=False)

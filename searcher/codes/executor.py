@@ -18,8 +18,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Bool, Int64
 from carpool.clock import Clock
 from carpool.codes.codec import CODEC
 from carpool.codes.margin import COUNT_MAX, rows_within
@@ -34,9 +34,6 @@ from searcher.search_loop import DropSearches, SearchLoop, StopSearching
 from searcher.shard.hot_shard import HotShard
 from searcher.shard.scans import Scanned, ScanTask, ShardScans
 from searcher.store.waker import Waker
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 BATCH_MAX = 100
 """Queries of a scan. More: the first answers come later. Fewer: clusters are read more often."""
@@ -174,7 +171,7 @@ class CodesExecutor(SearchLoop):
             self._forget(key)
             finish(search, None)
 
-    def _are_in_hand(self, keys: Int64) -> npt.NDArray[np.bool_]:
+    def _are_in_hand(self, keys: Int64) -> Bool:
         return np.array([key in self._queries for key in keys.tolist()], bool)
 
     # ---- scans

@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
+from carpool.arrays import Float32, Int64
 from carpool.codes.int4 import CodeScanner
 from carpool.disk.checked_file import PAGE_BYTES
 from carpool.disk.index import OpenCodes
@@ -30,8 +30,8 @@ class ResidentCodes:
     def __init__(
         self,
         scanner: CodeScanner,
-        first_rows: npt.NDArray[np.int64],
-        row_counts: npt.NDArray[np.int64],
+        first_rows: Int64,
+        row_counts: Int64,
         broken: Mapping[ClusterId, CorruptionError],
     ) -> None:
         """`broken`: the error of each cluster whose codes are damaged."""
@@ -72,7 +72,7 @@ class ResidentCodes:
 
 def load_codes(
     codes: OpenCodes,
-    centroids: npt.NDArray[np.float32],
+    centroids: Float32,
     *,
     direct_io: Literal["require", "auto"],
     threads: int,

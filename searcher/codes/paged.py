@@ -14,11 +14,11 @@ import structlog
 
 from carpool.codes.int4 import CodeScanner
 from carpool.disk.index import OpenCodes
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import ReadError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.codes.codes_reader import CodesReader
-from searcher.codes.source import ReadError, ScanPart
+from searcher.codes.source import ScanPart
 from searcher.plan.paged_codes import (
     EvictCodes,
     PagedCodesPlanner,
@@ -146,7 +146,7 @@ class PagedCodes:
         cluster, found = step.cluster, self._reader.take(ticket)
         if found is None:
             return False
-        if isinstance(found, CorruptionError | RetryableError):
+        if isinstance(found, ReadError):
             keys = (*step.keys, *self._fail(cluster, found))
             parts.append(ScanPart(keys=keys, errors={cluster: found}))
             return True

@@ -6,17 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64
 from carpool.codes.int4 import Proposed
 from carpool.codes.margin import first_count, margin
+from carpool.errors import ReadError
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
-from searcher.codes.source import ReadError
 from searcher.executor import Search
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 
 class Probes:

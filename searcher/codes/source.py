@@ -6,14 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from carpool.arrays import Int64
 from carpool.codes.int4 import CodeScanner
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import ReadError
 from schemas.record import ClusterId
-
-ReadError = CorruptionError | RetryableError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +33,8 @@ class CodeSource(Protocol):
     """
 
     scanner: CodeScanner
-    first_rows: npt.NDArray[np.int64]
-    row_counts: npt.NDArray[np.int64]
+    first_rows: Int64
+    row_counts: Int64
 
     @property
     def times_out_at_us(self) -> int | None:

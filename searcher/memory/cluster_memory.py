@@ -16,14 +16,14 @@ from carpool.clock import Clock
 from carpool.disk.checked_file import CheckedFile
 from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout
-from carpool.errors import CorruptionError
+from carpool.errors import CorruptionError, ReadError
 from carpool.telemetry.metrics import Metrics
 from searcher.memory.arena import Arena, Spans
 from searcher.memory.slice_reads import SliceRead, again, first_batch, of_cluster, spans_bytes
 from searcher.memory.verify import PageVerifier
 from searcher.plan.cluster_steps import ReadEnded, ReadEvent, ReadFailed, RoomFreed
 from searcher.plan.slices import SliceId
-from searcher.store.page_reads import PageBatch, PageReads, ReadError
+from searcher.store.page_reads import PageBatch, PageReads
 from searcher.store.reads_in_flight import READ_BYTES_MAX, ReadsInFlight, timed_out
 from searcher.store.waker import Waker
 

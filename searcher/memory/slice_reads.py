@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 
 from carpool.disk.extents import ClusterExtent
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import CorruptionError, ReadError, RetryableError
 from searcher.memory.arena import Span, Spans
 from searcher.plan.slices import SliceId
-from searcher.store.page_reads import PageBatch, ReadError
+from searcher.store.page_reads import PageBatch
 
 Purpose = Literal["demand", "prefetch"]
 """Why a cluster is read: for a query in progress, or ahead."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import structlog
 
+from carpool.arrays import UInt8
 from carpool.disk.checked_file import CheckedFile
 from carpool.disk.extents import ClusterExtent
-from carpool.disk.pages import ClusterPages, PageLayout, UInt8
+from carpool.disk.pages import ClusterPages, PageLayout
 from carpool.disk.segments import verify_pages
-from carpool.errors import CorruptionError, RetryableError
-from searcher.store.page_reads import ReadError
+from carpool.errors import CorruptionError, ReadError, RetryableError
 
 _log = structlog.get_logger(__name__)
 

@@ -11,11 +11,10 @@ from functools import partial
 from typing import TypeVar
 
 from carpool.disk.documents import ENTRY_BYTES, Document, DocumentEntry, DocumentTable
-from carpool.errors import CorruptionError
+from carpool.errors import CorruptionError, ReadError
 from searcher.passages.range_reader import RangeReader
 from searcher.plan.passage_reads import share_out
 from searcher.store.file_reads import FileReads, close_all
-from searcher.store.page_reads import ReadError
 from searcher.store.waker import Waker
 
 OFFSETS_FILE, DOCUMENTS_FILE = 0, 1

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from carpool.clock import Clock
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import CorruptionError, ReadError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.plan.passage_reads import (
     PAGE_BYTES,
@@ -22,7 +22,7 @@ from searcher.plan.passage_reads import (
     take_reads,
 )
 from searcher.store.buffers import ReadBuffers
-from searcher.store.page_reads import PageBatch, PageReads, ReadError
+from searcher.store.page_reads import PageBatch, PageReads
 from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
 from searcher.store.waker import Waker
 

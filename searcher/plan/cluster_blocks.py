@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from carpool.arrays import Int64
 
 GATHER_COST = 3
 """Blocks that are gathered are read, written and read again."""

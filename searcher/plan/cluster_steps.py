@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import ReadError
 from searcher.plan.slices import SliceId
 
 
@@ -57,7 +57,7 @@ class ReadFailed:
     """
 
     slice_id: SliceId
-    error: CorruptionError | RetryableError | None = None
+    error: ReadError | None = None
     is_stuck: bool = False
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Int64
 from searcher.plan.search_times import SearchTimes, batch_time_us
 
 Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 BATCH_MAX = 128
 """The largest batch that is considered."""

@@ -23,12 +23,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Int64
 from schemas.record import ClusterId
 from searcher.plan.page_test import PageTest
-
-Int64 = npt.NDArray[np.int64]
 
 QUERIES_A_SUBSTAGE = 8
 SUBSTAGES_MIN = 50

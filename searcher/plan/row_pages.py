@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Int64
 from carpool.disk.extents import HEADER_BYTES
 from carpool.disk.pages import PageLayout
-
-Int64 = npt.NDArray[np.int64]
 
 PAGE_BYTES = 4096
 

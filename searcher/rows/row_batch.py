@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64
 from carpool.disk.checked_file import PAGE_BYTES, CheckedFile
 from carpool.disk.pages import PageLayout
+from carpool.errors import ReadError
 from searcher.plan.row_pages import PlannedReads
-from searcher.store.page_reads import PageBatch, ReadError
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
+from searcher.store.page_reads import PageBatch
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -12,21 +12,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Bool, Float32, Int64
 from carpool.clock import Clock
 from carpool.disk.checked_file import PAGE_BYTES, CheckedFile
 from carpool.disk.pages import PageLayout
-from carpool.errors import RetryableError
+from carpool.errors import ReadError, RetryableError
 from searcher.plan.row_pages import plan_reads
 from searcher.rows.row_batch import RowBatch, errors_of, vectors_of
 from searcher.store.buffers import ReadBuffers
-from searcher.store.page_reads import PageBatch, PageReads, ReadError
+from searcher.store.page_reads import PageBatch, PageReads
 from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 
 class RowsRead(NamedTuple):

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from carpool.disk.pages import ClusterPages, UInt8
+from carpool.arrays import Float32, UInt8
+from carpool.disk.pages import ClusterPages
 from searcher.scoring.scan import COPY_BYTES_MAX, QueryBatch, Scoring, scan
-from searcher.scoring.top_k import Candidates, Float32, Slots, TopTable
+from searcher.scoring.top_k import Candidates, Slots, TopTable
 
 PARTS_PER_THREAD = 4
 """Parts for each thread. More parts balance busy cores better, and cost some 30 us each."""

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from carpool.disk.pages import PageLayout, UInt8
-
-Float32 = npt.NDArray[np.float32]
+from carpool.arrays import Float32, UInt8
+from carpool.disk.pages import PageLayout
 
 WIDE_BYTES = 1 << 19
 """float16 rows that are widened at a time."""

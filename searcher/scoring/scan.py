@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carpool.disk.pages import ClusterPages, UInt8
+from carpool.arrays import Float32, Int64, UInt8
+from carpool.disk.pages import ClusterPages
 from searcher.scoring.products import write_scores
 from searcher.scoring.top_k import (
     LEAST,
     NO_FLOOR,
     Candidates,
-    Float32,
-    Int64,
     Slots,
     best_of_each,
     concatenated,

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64
 from schemas.query import TOP_K_MAX
 
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.intp]
 
 NO_FLOOR = np.float32(-np.inf)

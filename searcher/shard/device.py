@@ -8,11 +8,10 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64
 from carpool.errors import RetryableError
 from schemas.record import ClusterId
 
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.floating]
 """As the index stores them: float32 or float16."""
 

@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from carpool.arrays import Float32, Int64
 from carpool.codes.margin import SQ8_REACH
 from carpool.errors import ConfigError
 from schemas.record import ClusterId
 from searcher.plan.cluster_blocks import ClusterBlocks, ScanBlocks
 from searcher.plan.gpu_blocks import BLOCK_ROWS, LIBRARY_BYTES, blocks_of, divide_gpu_memory
-from searcher.shard.device import Float32, Int64, ShardFullError, ShardNumbers, Vectors
+from searcher.shard.device import ShardFullError, ShardNumbers, Vectors
 
 _SQ8_ZERO = 127
 """The code of `sq8` that stands for 0: a row is (codes - 127) times a step."""

@@ -7,10 +7,9 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import structlog
 
+from carpool.arrays import Float32, Int64
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
@@ -21,8 +20,6 @@ from searcher.shard.device import ShardDevice, ShardFullError
 
 _log = structlog.get_logger(__name__)
 
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 CLOSE_TIMEOUT_S = 0.5
 

@@ -9,14 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64
 from carpool.clock import Clock
 from schemas.record import ClusterId
 from searcher.shard.hot_shard import CLOSE_TIMEOUT_S, HotShard
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 BATCH_MAX = 64
 """Queries of a batch. More: the first answers come later. Fewer: more scans."""

@@ -13,15 +13,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Bool, Int64
 from carpool.clock import Clock
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import CorruptionError, ReadError, RetryableError
 from searcher.store.files import SegmentFiles
 from searcher.store.waker import Waker
-
-Int64 = npt.NDArray[np.int64]
-ReadError = CorruptionError | RetryableError
 
 READ_THREADS = 16
 
@@ -48,7 +45,7 @@ class PageBatch:
     unended: int = 0
     is_given_up: bool = False
     errors: dict[int, ReadError] = field(default_factory=dict)
-    ended: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    ended: Bool = field(default_factory=lambda: np.zeros(0, bool))
 
     def __post_init__(self) -> None:
         """Marks no read as ended."""

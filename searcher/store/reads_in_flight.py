@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from carpool.clock import Clock
-from carpool.errors import RetryableError
-from searcher.store.page_reads import PageBatch, PageReads, ReadError
+from carpool.errors import ReadError, RetryableError
+from searcher.store.page_reads import PageBatch, PageReads
 
 READ_BYTES_MAX = 1 << 20
 """Of one read: large enough for a disk's full rate, small enough that many are done at a time."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from carpool.errors import CorruptionError, RetryableError
-from searcher.store.page_reads import PageBatch, PageReads, ReadError, cut_short
+from carpool.errors import CorruptionError, ReadError, RetryableError
+from searcher.store.page_reads import PageBatch, PageReads, cut_short
 from searcher.store.waker import Waker
 
 Fault = Literal["hang", "flip", "short"] | float | ReadError | None

@@ -15,6 +15,7 @@ import numpy as np
 from carpool.clock import SystemClock
 from carpool.disk.index import open_index
 from carpool.disk.pages import dense
+from carpool.errors import ReadError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.memory import cluster_memory
@@ -22,7 +23,7 @@ from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory
 from searcher.plan.cluster_steps import ReadEvent, ReadFailed
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import ReadError, ThreadPageReads
+from searcher.store.page_reads import ThreadPageReads
 from searcher.store.waker import Waker
 from tests.disk.helpers import make_content, write_index
 from tests.rig.faulty_disk import Fault, FaultyDisk, PageRead

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carpool.arrays import Float32, Int64
 from carpool.disk.document_rows import first_rows
 from carpool.disk.index import open_index
 from carpool.disk.rotation import read_rotation
@@ -21,7 +22,7 @@ from searcher.executor import SearchGroup
 from searcher.plan.hot_swaps import HotSwaps, Swaps
 from searcher.shard import scans
 from searcher.shard.cluster_rows import ClusterRowsReader
-from searcher.shard.device import Float32, Int64, ShardDevice, ShardFullError, ShardNumbers
+from searcher.shard.device import ShardDevice, ShardFullError, ShardNumbers
 from searcher.shard.gpu import GpuShard
 from searcher.shard.hot_shard import HotShard
 from searcher.shard.scans import Scanned, ScanTask, ShardScans

@@ -24,13 +24,12 @@ from carpool.disk.documents import (
     DocumentStore,
     DocumentWriter,
 )
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import CorruptionError, ReadError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.passages.open import open_passages
 from searcher.passages.passage_reader import DOCUMENTS_FILE, OFFSETS_FILE, PassageReader
 from searcher.plan.passage_reads import share_out
 from searcher.settings import SearcherSettings
-from searcher.store.page_reads import ReadError
 from tests.rig.faulty_disk import FaultyDisk
 from tests.searcher.faults import EVERY_FAULT, FAIL, Disks, no_fault
 from tests.seed import SEED

@@ -16,7 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.disk.pages import ClusterPages, PageLayout, UInt8, choose_layout, dense, encode_pages
+from carpool.arrays import UInt8
+from carpool.disk.pages import (
+    ClusterPages,
+    PageLayout,
+    choose_layout,
+    dense,
+    encode_pages,
+)
 from searcher.scoring import pool as scoring_pool
 from searcher.scoring import scan
 from searcher.scoring.pool import ScoringPool, cut_pages
