@@ -1,7 +1,7 @@
 """Reads the codes of clusters before their turn comes, several in one call of the kernel.
 
-Codes are verified before they are taken. A read that fails with a passing error is tried again; one
-that hangs is given up, and its memory stays in use until the kernel returns it.
+Codes are verified before they are taken. A read that hangs is given up, and its memory stays in use
+until the kernel returns it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class _Read:
     size_bytes: int
     group: _Group | None = None
     view: memoryview = field(default_factory=lambda: memoryview(b""))
-    attempt: int = 1
     is_wanted: bool = True
     has_ended: bool = False
     error: ReadError | None = None
@@ -107,10 +106,10 @@ class CodesReader:
 
     def advance(self) -> None:
         """Starts reads, and looks which have ended. Does not block."""
-        for batch, (group, reads) in self._in_flight.ended():
+        for batch, (_, reads) in self._in_flight.ended():
             for position, read in enumerate(reads):
                 if read.is_wanted:
-                    self._judge(group, read, batch, position)
+                    self._judge(read, batch, position)
         while self._unstarted and self._begin():
             pass
         stuck = {group for group, _ in self._in_flight.stuck()}
@@ -162,13 +161,9 @@ class CodesReader:
         if not group.holders:
             self._buffers.give_back(group.slot)
 
-    def _judge(self, group: _Group, read: _Read, batch: PageBatch, position: int) -> None:
-        """A read has ended: are the codes correct, does it fail, or is it done again?"""
+    def _judge(self, read: _Read, batch: PageBatch, position: int) -> None:
+        """A read has ended: are the codes correct?"""
         error = batch.errors.get(position)
-        if error is not None and self._in_flight.may_retry(batch, error, read.attempt):
-            read.attempt += 1
-            self._submit(group, [read], read.view)
-            return
         extent = self._codes.extents[read.cluster]
         if error is None:
             file = self._codes.files[extent.segment]

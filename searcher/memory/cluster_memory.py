@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import structlog
 
 from carpool.clock import Clock
@@ -19,7 +20,7 @@ from carpool.disk.pages import ClusterPages, PageLayout
 from carpool.errors import CorruptionError, ReadError
 from carpool.telemetry.metrics import Metrics
 from searcher.memory.arena import Arena, Spans
-from searcher.memory.slice_reads import SliceRead, again, first_batch, of_cluster, spans_bytes
+from searcher.memory.slice_reads import SliceRead, first_batch, of_cluster, spans_bytes
 from searcher.memory.verify import PageVerifier
 from searcher.plan.cluster_steps import ReadEnded, ReadEvent, ReadFailed, RoomFreed
 from searcher.plan.slices import SliceId
@@ -218,29 +219,18 @@ class ClusterMemory:
             ahead += read.is_ahead
             page_bytes = self._verifier.layout.page_bytes
             read_bytes = max(1, READ_BYTES_MAX // page_bytes) * page_bytes
-            self._submit(first_batch(read, self._arena.view, read_bytes), read)
-
-    def _submit(self, batch: PageBatch, read: SliceRead) -> None:
-        read.attempt += 1
-        self._in_flight.submit(batch, read)
+            self._in_flight.submit(first_batch(read, self._arena.view, read_bytes), read)
 
     def _end(self, batch: PageBatch, read: SliceRead) -> None:
         """A batch has ended, or is given up."""
-        read_bytes = int(batch.sizes_bytes[batch.ended].sum())
-        failed_bytes = sum(int(batch.sizes_bytes[at]) for at in batch.errors if batch.ended[at])
-        self._metrics.bytes_read.labels(purpose=read.purpose).inc(read_bytes - failed_bytes)
+        read_bytes = int(np.maximum(batch.read_bytes, 0).sum())
+        self._metrics.bytes_read.labels(purpose=read.purpose).inc(read_bytes)
         if not batch.is_given_up:
             self._last_end_us = self._clock.now_us()
         if not batch.errors:
             self._unchecked.append(read)
             return
-        for error in batch.errors.values():
-            if not self._in_flight.may_retry(batch, error, read.attempt):
-                self._fail(read, error, is_stuck=batch.is_given_up)
-                return
-        cluster, (error, *_) = read.extent.cluster, batch.errors.values()
-        _log.warning("read failed", cluster=cluster, attempt=read.attempt, error=str(error))
-        self._submit(again(batch, sorted(batch.errors)), read)
+        self._fail(read, batch.errors[min(batch.errors)], is_stuck=batch.is_given_up)
 
     def _give_up_waiting(self) -> None:
         """Where the disk has ended nothing for so long, what waits for it will not come either."""

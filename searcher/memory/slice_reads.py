@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +20,7 @@ Purpose = Literal["demand", "prefetch"]
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class SliceRead:
-    """The read of a slice into `spans`. `attempt` counts from 1; 0: it waits.
+    """The read of a slice into `spans`.
 
     `is_ahead`: no query waits for it. `is_stuck`: given up, but the kernel has not ended it.
     """
@@ -31,7 +31,6 @@ class SliceRead:
     spans: Spans
     started_us: int
     is_ahead: bool
-    attempt: int = 0
     is_stuck: bool = False
 
     @property
@@ -55,18 +54,6 @@ def first_batch(read: SliceRead, memory: memoryview, read_bytes: int) -> PageBat
         sizes_bytes=sizes,
         buffer=memory,
         starts=np.array([piece.offset_bytes for piece in pieces], np.int64),
-    )
-
-
-def again(batch: PageBatch, positions: Sequence[int]) -> PageBatch:
-    """Returns some of the reads of a batch as a new one."""
-    at = np.array(positions, np.int64)
-    return PageBatch(
-        files=batch.files[at],
-        offsets_bytes=batch.offsets_bytes[at],
-        sizes_bytes=batch.sizes_bytes[at],
-        buffer=batch.buffer,
-        starts=batch.starts[at],
     )
 
 

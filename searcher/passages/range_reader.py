@@ -1,7 +1,7 @@
 """Reads ranges of bytes of a file, round by round: one batch of reads into one buffer.
 
-A range may be larger than a buffer. A read that fails with a passing error is tried again. A read
-that hangs is given up; its buffer stays out of use until the kernel returns it.
+A range may be larger than a buffer. A read that hangs is given up; its buffer stays out of use
+until the kernel returns it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from carpool.clock import Clock
-from carpool.errors import CorruptionError, ReadError, RetryableError
+from carpool.errors import ReadError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.plan.passage_reads import (
     PAGE_BYTES,
@@ -93,7 +93,7 @@ class RangeReader:
                 self._waker.wait(self._wait_s())
                 for batch, _ in self._in_flight.ended():
                     self._take(batch, reads, ranges)
-                    self._hang = None if batch.ended.any() else batch.errors[0]
+                    self._hang = batch.errors[0] if batch.read_bytes.max() < 0 else None
         return [ranges.errors.get(of, content) for of, content in enumerate(ranges.content)]
 
     def check_integrity(self) -> None:
@@ -114,20 +114,23 @@ class RangeReader:
         self._in_flight.submit(batch, slot)
 
     def _take(self, batch: PageBatch, reads: Sequence[PlannedRead], ranges: _Ranges) -> None:
-        """Copies what was read to its ranges; what failed is read again, or fails its ranges."""
-        self._bytes_read.inc(int(batch.sizes_bytes[batch.ended].sum()))
-        for number, (at, read) in enumerate(zip(batch.starts.tolist(), reads, strict=True)):
-            error = batch.errors.get(number)
-            until = read.end * PAGE_BYTES
-            if error is not None:
-                # The end of the file may be within a page, and what comes before it was read.
-                until = (isinstance(error, CorruptionError) and error.offset_bytes) or 0
+        """Copies what was read to its ranges.
+
+        The pieces of a read that failed are read one by one; one that was alone fails its range.
+        """
+        self._bytes_read.inc(int(np.maximum(batch.read_bytes, 0).sum()))
+        columns = batch.starts.tolist(), batch.read_bytes.tolist()
+        for number, (read, at, good_bytes) in enumerate(zip(reads, *columns, strict=True)):
+            first = read.first * PAGE_BYTES
             for piece in read.pieces:
-                if piece.end <= until:
-                    ranges.copy(piece, batch.buffer[at + piece.begin - read.first * PAGE_BYTES :])
-                elif error is not None and self._in_flight.may_retry(batch, error, piece.attempt):
-                    ranges.wanted.append(piece._replace(attempt=piece.attempt + 1))
-                elif error is not None:
+                if piece.end <= first + good_bytes:
+                    ranges.copy(piece, batch.buffer[at + piece.begin - first :])
+                    continue
+                error = batch.errors[number]
+                is_passing = isinstance(error, RetryableError) and not batch.is_given_up
+                if is_passing and len(read.pieces) > 1:
+                    ranges.wanted.append(piece._replace(is_alone=True))
+                else:
                     ranges.errors.setdefault(piece.of, error)
 
     def _wait_s(self) -> float:

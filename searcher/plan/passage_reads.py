@@ -12,12 +12,15 @@ PAGE_BYTES = 4096
 
 
 class Piece(NamedTuple):
-    """The bytes `begin` to `end` of a file, of the range at position `of`; `attempt`: from 1."""
+    """The bytes `begin` to `end` of a file, of the range at position `of`.
+
+    `is_alone`: no other piece is in its read.
+    """
 
     of: int
     begin: int
     end: int
-    attempt: int = 1
+    is_alone: bool = False
 
 
 class PlannedRead(NamedTuple):
@@ -46,15 +49,14 @@ def cut_ranges(starts: Sequence[int], sizes: Sequence[int], pages_max: int) -> l
 def take_reads(wanted: deque[Piece], pages_max: int) -> list[PlannedRead]:
     """Takes the next pieces from `wanted`, as many as fit so many pages: at least one.
 
-    Neighbours are one read, so each page is read once. A second try is a read of its own: a bad
-    page fails only what is in it.
+    Neighbours are one read, so each page is read once.
     """
     reads: list[PlannedRead] = []
     left = pages_max
     while wanted:
         piece = wanted[0]
         first, end = piece.begin // PAGE_BYTES, -(-piece.end // PAGE_BYTES)
-        joins = bool(reads) and piece.attempt == 1 and reads[-1].first <= first <= reads[-1].end
+        joins = bool(reads) and not piece.is_alone and reads[-1].first <= first <= reads[-1].end
         more = end - (max(first, min(reads[-1].end, end)) if joins else first)
         if more > left:
             break

@@ -19,7 +19,7 @@ from searcher.store.page_reads import PageBatch
 class RowBatch:
     """Pairs of a query and a row. `owners`, `rows`: (n,) int64, by row; `owners`: keys of queries.
 
-    `slot`: of the buffers; `attempt` counts from 1.
+    `slot`: of the buffers.
     """
 
     owners: Int64
@@ -27,7 +27,6 @@ class RowBatch:
     planned: PlannedReads
     reads: PageBatch
     slot: int
-    attempt: int = 1
 
     def bytes_by_owner(self) -> dict[int, int]:
         """Returns the bytes that are read for each query: a read counts for one that wants it."""

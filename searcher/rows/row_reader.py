@@ -1,7 +1,6 @@
 """Reads the rows that queries want: each page once, in batches, as far as buffers are free.
 
-A read that fails with a passing error is tried again. A read that hangs is given up; its buffer
-stays out of use until the kernel returns it.
+A read that hangs is given up; its buffer stays out of use until the kernel returns it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class RowsRead(NamedTuple):
 class _Wanted(NamedTuple):
     owners: Int64
     rows: Int64
-    attempt: int
 
 
 class RowReader:
@@ -79,7 +77,7 @@ class RowReader:
 
     def add(self, owners: Int64, rows: Int64) -> None:
         """Wants `rows` for the queries `owners`, (n,) int64 each, n >= 1."""
-        self._wanted.append(_Wanted(owners, rows, 1))
+        self._wanted.append(_Wanted(owners, rows))
 
     def advance(self, are_wanted: Callable[[Int64], Bool]) -> list[RowsRead]:
         """Starts reads, and returns what was read since the last call. Does not block.
@@ -116,24 +114,21 @@ class RowReader:
         return []
 
     def _take(self, are_wanted: Callable[[Int64], Bool]) -> _Wanted:
-        """Returns the rows that all queries want, of one attempt, in rising order."""
-        attempt = self._wanted[0].attempt
-        same = [wanted for wanted in self._wanted if wanted.attempt == attempt]
-        self._wanted = deque(wanted for wanted in self._wanted if wanted.attempt != attempt)
-        owners = np.concatenate([wanted.owners for wanted in same])
-        rows = np.concatenate([wanted.rows for wanted in same])
+        """Returns the rows that all queries want, in rising order."""
+        owners, rows = map(np.concatenate, zip(*self._wanted, strict=True))
+        self._wanted.clear()
         kept = np.flatnonzero(are_wanted(owners))
         order = kept[np.argsort(rows[kept], kind="stable")]
-        return _Wanted(owners[order], rows[order], attempt)
+        return _Wanted(owners[order], rows[order])
 
-    def _submit(self, owners: Int64, rows: Int64, attempt: int) -> None:
+    def _submit(self, owners: Int64, rows: Int64) -> None:
         """Starts reads of the rows that fit a buffer; the others are wanted again."""
         if not len(rows):
             return
         planned = plan_reads(rows, self._layout, self._first_pages, self._buffers.slot_pages)
         count = len(planned.starts)
         if count < len(rows):
-            self._wanted.appendleft(_Wanted(owners[count:], rows[count:], attempt))
+            self._wanted.appendleft(_Wanted(owners[count:], rows[count:]))
         slot, buffer = self._buffers.take(len(planned.pages))
         begins, ends = planned.bounds[:-1], planned.bounds[1:]
         reads = PageBatch(
@@ -149,7 +144,6 @@ class RowReader:
             planned=planned,
             reads=reads,
             slot=slot,
-            attempt=attempt,
         )
         self._in_flight.submit(reads, batch)
 
@@ -171,18 +165,12 @@ class RowReader:
         self._buffers.give_back(batch.slot)
 
     def _read_of(self, batch: RowBatch) -> Iterator[RowsRead]:
-        """Yields the rows of each query; those with a passing error are wanted again."""
+        """Yields the rows of each query."""
         errors, bytes_read = errors_of(batch, self._layout, self._sums), batch.bytes_by_owner()
-        again, failed = list[int](), dict[int, list[tuple[int, ReadError]]]()
+        failed = dict[int, list[tuple[int, ReadError]]]()
         for pair, error in errors.items():
-            if self._in_flight.may_retry(batch.reads, error, batch.attempt):
-                again.append(pair)
-            else:
-                owner, row = int(batch.owners[pair]), int(batch.rows[pair])
-                failed.setdefault(owner, []).append((row, error))
-        if again:
-            wanted = _Wanted(batch.owners[again], batch.rows[again], batch.attempt + 1)
-            self._wanted.append(wanted)
+            owner, row = int(batch.owners[pair]), int(batch.rows[pair])
+            failed.setdefault(owner, []).append((row, error))
         by_owner = np.argsort(batch.owners, kind="stable")
         owners, rows = batch.owners[by_owner], batch.rows[by_owner]
         vectors = vectors_of(batch, self._layout, by_owner)

@@ -17,6 +17,7 @@ import numpy as np
 import structlog
 
 from carpool.clock import Clock
+from carpool.errors import ReadError
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import (
     PageBatch,
@@ -120,7 +121,7 @@ class KernelPageReads:
             number, position = token >> POSITION_BITS, token & ((1 << POSITION_BITS) - 1)
             batch = self._batches[number]
             if result == batch.sizes_bytes[position]:
-                self._end(number, batch, position)
+                self._end(number, batch, position, result)
             else:
                 self._judge(number, batch, position, result)
         if ends:
@@ -172,20 +173,26 @@ class KernelPageReads:
             self._done_bytes[token] = done_bytes
             self._start(number, position, position + 1)
             return
+        error: ReadError | None = None
         if result < 0:
-            self._fail(number, batch, position, OSError(-result, os.strerror(-result)))
-            return
-        if is_cut:
-            path = self._files.path(file)
-            batch.errors.setdefault(position, cut_short(path, batch, position, done_bytes))
-        self._end(number, batch, position)
+            done_bytes = 0
+            error = failed(self._files, batch, position, OSError(-result, os.strerror(-result)))
+            if error is None:
+                self._start(number, position, position + 1)
+                return
+        elif is_cut:
+            error = cut_short(self._files.path(file), batch, position, done_bytes)
+        self._end(number, batch, position, done_bytes, error)
 
-    def _fail(self, number: int, batch: PageBatch, position: int, error: OSError) -> None:
-        batch.errors.setdefault(position, failed(self._files, batch, position, error))
-        self._end(number, batch, position)
-
-    def _end(self, number: int, batch: PageBatch, position: int) -> None:
-        batch.end(position)
+    def _end(
+        self,
+        number: int,
+        batch: PageBatch,
+        position: int,
+        read_bytes: int,
+        error: ReadError | None = None,
+    ) -> None:
+        batch.end(position, read_bytes, error)
         if not batch.unended:
             self._ended.append(self._batches.pop(number))
 
@@ -226,6 +233,8 @@ class KernelPageReads:
                 if error.errno in (errno.EAGAIN, errno.EINTR):
                     time.sleep(KERNEL_BUSY_PAUSE_S)
                     continue
-                self._fail(number, batch, first + at, error)
-                at += 1
-                self._waker.wake()
+                failure = failed(self._files, batch, first + at, error)
+                if failure is not None:
+                    self._end(number, batch, first + at, 0, failure)
+                    at += 1
+                    self._waker.wake()

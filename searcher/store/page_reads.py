@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import structlog
 
-from carpool.arrays import Bool, Int64
+from carpool.arrays import Int64
 from carpool.clock import Clock
 from carpool.errors import CorruptionError, ReadError, RetryableError
 from searcher.store.files import SegmentFiles
 from searcher.store.waker import Waker
+
+_log = structlog.get_logger(__name__)
 
 READ_THREADS = 16
 
@@ -27,13 +30,11 @@ READ_THREADS = 16
 class PageBatch:
     """Reads of whole pages of 4 KiB into a buffer.
 
-    A read that reaches the end of its file fails as `cut_short` says; what the file has is in the
-    buffer.
-
     `files`, `offsets_bytes`, `sizes_bytes`: (n,) int64 each. `buffer`: writable, aligned to 4 KiB.
     `starts`: (n,) int64, where in the buffer each read goes; by default one behind the other.
-    `errors`: of reads that failed, by position. `unended`: reads that the kernel has not ended; the
-    buffer is in use until it is 0.
+    `read_bytes`: (n,) int64, how many bytes from its start on each read has filled, -1 before it
+    ends; `errors`: why there are no more, by position. `unended`: reads that the kernel has not
+    ended; the buffer is in use until it is 0.
     """
 
     files: Int64
@@ -45,19 +46,22 @@ class PageBatch:
     unended: int = 0
     is_given_up: bool = False
     errors: dict[int, ReadError] = field(default_factory=dict)
-    ended: Bool = field(default_factory=lambda: np.zeros(0, bool))
+    read_bytes: Int64 = field(init=False)
+    repeated: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Marks no read as ended."""
         self.unended = len(self.files)
-        self.ended = np.zeros(len(self.files), bool)
+        self.read_bytes = np.full(self.unended, -1)
         if not len(self.starts):
             self.starts = np.cumsum(self.sizes_bytes) - self.sizes_bytes
-        assert len(self.files), "a batch without reads never ends"
+        assert self.unended, "a batch without reads never ends"
 
-    def end(self, position: int) -> None:
+    def end(self, position: int, read_bytes: int, error: ReadError | None = None) -> None:
         """Marks a read as ended."""
-        self.ended[position] = True
+        if error is not None:
+            self.errors[position] = error
+        self.read_bytes[position] = read_bytes
         self.unended -= 1
 
 
@@ -65,7 +69,10 @@ class PageReads(Protocol):
     """Reads batches. For one thread."""
 
     def submit(self, batch: PageBatch) -> None:
-        """Starts all reads of a batch. Does not block."""
+        """Starts all reads of a batch. Does not block.
+
+        A read that the kernel fails is done once more: a short trouble costs no hits.
+        """
         ...
 
     def poll(self) -> list[PageBatch]:
@@ -81,13 +88,23 @@ class PageReads(Protocol):
         ...
 
 
-def failed(files: SegmentFiles, batch: PageBatch, position: int, error: OSError) -> RetryableError:
-    """Returns the error of a read that the kernel failed."""
-    return RetryableError(
+def failed(
+    files: SegmentFiles, batch: PageBatch, position: int, error: OSError
+) -> RetryableError | None:
+    """Returns the error of a read that the kernel failed.
+
+    None the first time, unless it was given up: it is to be done again.
+    """
+    failure = RetryableError(
         f"reading {files.path(int(batch.files[position]))} at byte "
         f"{int(batch.offsets_bytes[position])} failed: {error.strerror}; if this continues, check "
         "the disk"
     )
+    if position in batch.repeated or batch.is_given_up:
+        return failure
+    batch.repeated.add(position)
+    _log.warning("read failed", error=str(failure), means="it is done once more")
+    return None
 
 
 def cut_short(path: str, batch: PageBatch, position: int, at_bytes: int) -> CorruptionError:
@@ -162,12 +179,10 @@ class ThreadPageReads:
                 continue
             with self._lock:
                 self._busy[me] = batch
-            error = self._read(batch, position)
+            read_bytes, error = self._read(batch, position)
             with self._lock:
                 del self._busy[me]
-                if error is not None:
-                    batch.errors.setdefault(position, error)
-                batch.end(position)
+                batch.end(position, read_bytes, error)
                 has_ended = not batch.unended
                 if has_ended:
                     self._ended.append(batch)
@@ -175,7 +190,8 @@ class ThreadPageReads:
                 self._waker.wake()
             del work, batch  # a thread that waits must keep no buffer
 
-    def _read(self, batch: PageBatch, position: int) -> ReadError | None:
+    def _read(self, batch: PageBatch, position: int) -> tuple[int, ReadError | None]:
+        """Returns how many bytes were read, and why not all."""
         size_bytes, start = int(batch.sizes_bytes[position]), int(batch.starts[position])
         view = batch.buffer[start : start + size_bytes]
         file, offset_bytes = int(batch.files[position]), int(batch.offsets_bytes[position])
@@ -184,9 +200,10 @@ class ThreadPageReads:
                 raise RetryableError("given up before it began")
             done_bytes = self._files.fill(file, view, offset_bytes)
         except OSError as error:
-            return failed(self._files, batch, position, error)
+            failure = failed(self._files, batch, position, error)
+            return (0, failure) if failure is not None else self._read(batch, position)
         except RetryableError as error:
-            return error.with_traceback(None)  # a traceback would keep the buffer
+            return 0, error.with_traceback(None)  # a traceback would keep the buffer
         if done_bytes < size_bytes:
-            return cut_short(self._files.path(file), batch, position, done_bytes)
-        return None
+            return done_bytes, cut_short(self._files.path(file), batch, position, done_bytes)
+        return done_bytes, None

@@ -11,13 +11,11 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from carpool.clock import Clock
-from carpool.errors import ReadError, RetryableError
+from carpool.errors import RetryableError
 from searcher.store.page_reads import PageBatch, PageReads
 
 READ_BYTES_MAX = 1 << 20
 """Of one read: large enough for a disk's full rate, small enough that many are done at a time."""
-READ_ATTEMPTS = 2
-"""How often a read is tried after I/O errors: a short one costs no hits, a failing disk is left."""
 NO_MEMORY = (
     "there was no memory to read into: reads that never returned take it up. Check the disk; the "
     "queries that came meanwhile can be asked again"
@@ -82,20 +80,12 @@ class ReadsInFlight(Generic[Owner]):
         for batch, owner in tuple(self._owners.items()):
             if batch.submitted_us >= before_us or batch.is_given_up:
                 continue
-            unended = np.flatnonzero(~batch.ended).tolist()
+            unended = np.flatnonzero(batch.read_bytes < 0).tolist()
             batch.is_given_up = bool(unended)
             for position in unended:
                 batch.errors[position] = timed_out(self._timeout_us)
             if unended:
                 yield batch, owner
-
-    def may_retry(self, batch: PageBatch, error: ReadError, attempt: int) -> bool:
-        """Returns whether a read of `batch` that failed is to be tried again.
-
-        `attempt`: how often it was tried. A disk that hangs is not asked again.
-        """
-        is_passing = isinstance(error, RetryableError) and not batch.is_given_up
-        return is_passing and attempt < READ_ATTEMPTS
 
     def close(self, timeout_s: float) -> bool:
         """Closes the reads, and forgets the batches if all have ended: returns whether they have.

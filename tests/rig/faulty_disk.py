@@ -19,7 +19,7 @@ from searcher.store.waker import Waker
 Fault = Literal["hang", "flip", "short"] | float | ReadError | None
 """What happens to a read. A number: it ends so many seconds late. `hang`: it ends when it is
 released. `flip`: one bit in its middle is flipped. `short`: the file ends in its middle. An error:
-the read fails with it; `RetryableError` if a second try may succeed. None: nothing.
+the read fails with it; `RetryableError`: the first time it is done once more. None: nothing.
 """
 
 
@@ -96,7 +96,8 @@ class FaultyDisk:
             ended = [batch for end_s, batch in self._late if end_s <= now_s]
             self._late = [(end_s, batch) for end_s, batch in self._late if end_s > now_s]
         for batch in ended:
-            batch.ended[:] = True
+            hung = batch.read_bytes < 0
+            batch.read_bytes[hung] = batch.sizes_bytes[hung]
         return ended
 
     def close(self, timeout_s: float) -> bool:
@@ -107,17 +108,23 @@ class FaultyDisk:
         """Does what `fault` says; returns how late the batch ends, in seconds."""
         latest_s = 0.0
         for position, read in enumerate(_reads_of(batch)):
-            match fault := self.fault(read):
+            fault = self.fault(read)
+            if isinstance(fault, RetryableError):
+                self.seen.append(read)
+                fault = self.fault(read)
+            match fault:
                 case "hang" | float() | int():
-                    batch.ended[position] = False
+                    batch.read_bytes[position] = -1
                     latest_s = max(latest_s, math.inf if fault == "hang" else fault)
                 case "flip":
                     batch.buffer[int(batch.starts[position]) + read.size_bytes // 2] ^= 1
                 case "short":
                     path = f"file {read.file} of the faulty disk"
+                    batch.read_bytes[position] = read.size_bytes // 2
                     error = cut_short(path, batch, position, read.size_bytes // 2)
                     batch.errors[position] = error
                 case CorruptionError() | RetryableError():
+                    batch.read_bytes[position] = 0
                     batch.errors[position] = fault
         return latest_s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -103,7 +104,9 @@ def test_many_batches_are_filled(files: Files, reads: tuple[PageReads, Waker]) -
         reads[0].submit(batch)
     assert set(ended(*reads, 4)) == set(batches)
     for batch in batches:
-        assert not batch.errors and not batch.unended and batch.ended.all()
+        assert (
+            not batch.errors and not batch.unended and (batch.read_bytes == batch.sizes_bytes).all()
+        )
         assert bytes(batch.buffer) == expected(files, batch)
 
 
@@ -117,6 +120,7 @@ def test_of_a_read_that_reaches_the_end_within_a_page_the_rest_of_the_file_is_re
     ended(*reads, 1)
     error = batch.errors.pop(0)
     assert isinstance(error, CorruptionError) and error.offset_bytes == end
+    assert batch.read_bytes.tolist() == [2 * PAGE + 100, PAGE, 0]
     there = files.content[0][(PAGES - 3) * PAGE : end].tobytes()
     assert bytes(batch.buffer[: len(there)]) == there
     assert isinstance(batch.errors[2], RetryableError), "of the kernel"
@@ -144,6 +148,41 @@ def test_a_read_that_comes_in_pieces_is_put_together(
     ended(*reads, 1)
     assert bytes(batch.buffer) == expected(files, batch) and not batch.errors
     assert pieces == [5]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_read_that_the_kernel_fails_is_done_once_more(
+    files: Files, reads: tuple[PageReads, Waker], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    real_fill, real_ends, left = files.fill, KernelPageReads._take_ends, [times]
+
+    def fails(is_bad: bool) -> bool:
+        left[0] -= is_bad
+        return is_bad and left[0] >= 0
+
+    def fill(file: int, view: memoryview, at: int) -> int:
+        if fails(at == 7 * PAGE):
+            raise OSError(errno.EIO, "the cable is out")
+        return real_fill(file, view, at)
+
+    def take_ends(self: KernelPageReads) -> Any:
+        return [
+            (token, request, -errno.EIO if fails(token & 0xFFFF == 1) else result, more)
+            for token, request, result, more in real_ends(self)
+        ]
+
+    monkeypatch.setattr(files, "fill", fill)
+    monkeypatch.setattr(KernelPageReads, "_take_ends", take_ends)
+    batch = batch_of([(0, 5, 2), (1, 7, 1), (0, 9, 1)])
+    reads[0].submit(batch)
+    ended(*reads, 1)
+    assert left == [times - 2], "it was done twice"
+    assert batch.read_bytes.tolist() == [2 * PAGE, PAGE if times == 1 else 0, PAGE]
+    assert all("b at byte 28672 failed" in str(error) for error in batch.errors.values())
+    if times == 1:
+        assert bytes(batch.buffer) == expected(files, batch) and not batch.errors
+    else:
+        assert isinstance(batch.errors[1], RetryableError) and len(batch.errors) == 1
 
 
 # ---- reads that hang
@@ -194,7 +233,6 @@ def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_th
     given_up = take(2)
     for batch in given_up.values():
         assert batch.is_given_up and isinstance(batch.errors[0], RetryableError)
-        assert not here.may_retry(batch, batch.errors[0], 1)
     assert here.stuck() == ["one", "two"] and len(here) == 0 and here.times_out_at_us is None
     here.submit(batch_of([(2, 0, 1)]), "three")
     files.write(2)
