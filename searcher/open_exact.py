@@ -10,7 +10,6 @@ from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from searcher.cluster_major_executor import ClusterMajorExecutor
-from searcher.memory.arena import BLOCK_BYTES_MAX, Arena, choose_block_bytes
 from searcher.memory.cluster_memory import ClusterMemory
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from searcher.plan.cluster_major import ClusterMajorPlanner
@@ -20,6 +19,7 @@ from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
 from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
+from searcher.store.arena import BLOCK_BYTES_MAX, Arena, choose_block_bytes
 from searcher.store.file_reads import CLOSE_TIMEOUT_S, FileReads, OpenReads, close_all
 from searcher.store.waker import Waker
 

@@ -26,10 +26,10 @@ class _SlowReads:
     def __init__(self, inner: PageReads, waker: Waker, bytes_per_s: float) -> None:
         self._inner, self._waker, self._bytes_per_s = inner, waker, bytes_per_s
         self._free_s = 0.0  # when it has delivered all, by the monotonic clock
-        self._late: list[tuple[float, PageBatch]] = []
+        self._late: list[tuple[float, PageBatch[Any]]] = []
         self.submit, self.close = inner.submit, inner.close
 
-    def poll(self) -> list[PageBatch]:
+    def poll(self) -> list[PageBatch[Any]]:
         """Returns the batches that have ended and are due."""
         now_s = time.monotonic()
         for batch in self._inner.poll():

@@ -246,7 +246,7 @@ def verify_pages(
     """
     page_bytes = pages.shape[1]
     start_bytes = extent.offset_bytes + first_page * page_bytes
-    wrong = sums.first_damaged(pages.reshape(-1, PAGE_BYTES), start_bytes // PAGE_BYTES)
+    wrong = sums.first_damaged(pages.reshape(-1).data, start_bytes // PAGE_BYTES)
     if wrong is None:
         return
     damaged = (wrong * PAGE_BYTES - start_bytes) // page_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -147,10 +148,13 @@ class CodesReader:
 
     def _submit(self, group: _Group, reads: list[_Read], buffer: memoryview) -> None:
         extents = [self._codes.extents[read.cluster] for read in reads]
+        sizes = np.array([read.size_bytes for read in reads], np.int64)
         batch = PageBatch(
+            owner=None,
             files=np.array([extent.segment for extent in extents], np.int64),
             offsets_bytes=np.array([extent.offset_bytes for extent in extents], np.int64),
-            sizes_bytes=np.array([read.size_bytes for read in reads], np.int64),
+            sizes_bytes=sizes,
+            starts=np.cumsum(sizes) - sizes,
             buffer=buffer,
         )
         group.holders += 1
@@ -161,14 +165,13 @@ class CodesReader:
         if not group.holders:
             self._buffers.give_back(group.slot)
 
-    def _judge(self, read: _Read, batch: PageBatch, position: int) -> None:
+    def _judge(self, read: _Read, batch: PageBatch[Any], position: int) -> None:
         """A read has ended: are the codes correct?"""
         error = batch.errors.get(position)
         extent = self._codes.extents[read.cluster]
         if error is None:
             file = self._codes.files[extent.segment]
-            pages = np.frombuffer(read.view, np.uint8).reshape(-1, PAGE_BYTES)
-            wrong = file.first_damaged(pages, extent.offset_bytes // PAGE_BYTES)
+            wrong = file.first_damaged(read.view, extent.offset_bytes // PAGE_BYTES)
             error = None if wrong is None else file.damaged(wrong)
         read.error = error
         read.has_ended = True

@@ -83,7 +83,7 @@ class CodesExecutor(SearchLoop):
                     self._score(rows, finish)
                 if not (has_scanned or self._may_scan() or self._is_stopped):
                     self._wait(
-                        self._rows.times_out_at_us,
+                        self._rows.reader.times_out_at_us,
                         self._codes.times_out_at_us,
                         self._shard.times_out_at_us if self._shard is not None else None,
                     )
@@ -93,7 +93,7 @@ class CodesExecutor(SearchLoop):
 
     def check_integrity(self) -> None:
         """Checks queries and rows against each other; see `Executor`."""
-        self._rows.check_integrity()
+        self._rows.reader.check_integrity()
         self._codes.check_integrity()
         assert self._deadlines.keys() <= self._queries.keys()
         pending = self._rows.pending()

@@ -127,8 +127,8 @@ def _load(
     content, file = np.frombuffer(memory, np.uint8), codes.files[segment]
     for cluster, extent in extents:
         end = extent.offset_bytes + extent.read_bytes
-        pages = content[extent.offset_bytes : end].reshape(-1, PAGE_BYTES)
-        wrong = file.first_damaged(pages, extent.offset_bytes // PAGE_BYTES)
+        pages = content[extent.offset_bytes : end]
+        wrong = file.first_damaged(pages.data, extent.offset_bytes // PAGE_BYTES)
         if end > count and wrong is None:
             wrong = count // PAGE_BYTES
         if wrong is not None:

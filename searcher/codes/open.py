@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -25,12 +26,14 @@ from searcher.codes.paged import PagedCodes
 from searcher.codes.source import CodeSource
 from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
-from searcher.rows.row_reader import RowReader
+from searcher.rows.row_reader import Pairs, RowReader
 from searcher.settings import SearcherSettings
 from searcher.shard.hot_shard import HotShard
+from searcher.store.arena import Arena
 from searcher.store.buffers import PAGE_BYTES, ReadBuffers
-from searcher.store.file_reads import FileReads, OpenReads, close_all
+from searcher.store.file_reads import FileReads, OpenReads
 from searcher.store.page_reads import PageReads
+from searcher.store.reader import Reader, close_all
 from searcher.store.waker import Waker
 
 _log = structlog.get_logger(__name__)
@@ -64,7 +67,7 @@ class CodesPlane:
 
     executor: CodesExecutor
     shard: HotShard | None
-    reads: tuple[FileReads, ...]
+    reads: tuple[Any, ...]
     waker: Waker
 
     def close(self) -> None:
@@ -148,25 +151,27 @@ def open_codes_plane(
             remedy="remove the reason, and then install carpool again",
         )
     timeout_us = settings.read_timeout_ms * 1_000
-    waker, reads = Waker(), list[FileReads]()
+    waker, reads = Waker(), list[Any]()
     threads = settings.scoring_threads or len(os.sched_getaffinity(0))
 
     def reads_of(paths: Sequence[Path]) -> PageReads:
-        reads.append(FileReads(paths, settings.direct_io, waker, clock, open_reads=open_reads))
-        return reads[-1].reads
+        opened = FileReads(paths, settings.direct_io, waker, clock, open_reads=open_reads)
+        reads.append(opened)
+        return opened.reads
 
     try:
-        rows = RowReader(
-            layout=index.layout,
+        row_reads = Reader[Pairs](
+            index.segment_paths,
+            Arena(SLOTS * SLOT_PAGES * PAGE_BYTES, SLOT_PAGES * PAGE_BYTES),
+            settings,
+            waker,
+            clock,
             sums=index.row_sums,
-            segment_first_pages=segment_first_pages(
-                [path.stat().st_size for path in index.segment_paths]
-            ),
-            reads=reads_of(index.segment_paths),
-            buffers=ReadBuffers(SLOTS, SLOT_PAGES),
-            timeout_us=timeout_us,
-            clock=clock,
+            open_reads=open_reads,
         )
+        reads.append(row_reads)
+        first_pages = segment_first_pages([path.stat().st_size for path in index.segment_paths])
+        rows = RowReader(index.layout, first_pages, row_reads)
         codes: CodeSource
         if chosen.paged_bytes is None:
             codes = load_codes(

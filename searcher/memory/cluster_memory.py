@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import structlog
@@ -19,11 +20,11 @@ from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout
 from carpool.errors import CorruptionError, ReadError
 from carpool.telemetry.metrics import Metrics
-from searcher.memory.arena import Arena, Spans
 from searcher.memory.slice_reads import SliceRead, first_batch, of_cluster, spans_bytes
 from searcher.memory.verify import PageVerifier
 from searcher.plan.cluster_steps import ReadEnded, ReadEvent, ReadFailed, RoomFreed
 from searcher.plan.slices import SliceId
+from searcher.store.arena import Arena, Spans
 from searcher.store.page_reads import PageBatch, PageReads
 from searcher.store.reads_in_flight import READ_BYTES_MAX, ReadsInFlight, timed_out
 from searcher.store.waker import Waker
@@ -221,7 +222,7 @@ class ClusterMemory:
             read_bytes = max(1, READ_BYTES_MAX // page_bytes) * page_bytes
             self._in_flight.submit(first_batch(read, self._arena.view, read_bytes), read)
 
-    def _end(self, batch: PageBatch, read: SliceRead) -> None:
+    def _end(self, batch: PageBatch[Any], read: SliceRead) -> None:
         """A batch has ended, or is given up."""
         read_bytes = int(np.maximum(batch.read_bytes, 0).sum())
         self._metrics.bytes_read.labels(purpose=read.purpose).inc(read_bytes)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from carpool.disk.extents import ClusterExtent
 from carpool.errors import CorruptionError, ReadError, RetryableError
-from searcher.memory.arena import Span, Spans
 from searcher.plan.slices import SliceId
+from searcher.store.arena import Span, Spans
 from searcher.store.page_reads import PageBatch
 
 Purpose = Literal["demand", "prefetch"]
@@ -44,11 +44,12 @@ class SliceRead:
         return cut_spans(self.spans, self.extent.size_bytes, self.extent.size_bytes)
 
 
-def first_batch(read: SliceRead, memory: memoryview, read_bytes: int) -> PageBatch:
+def first_batch(read: SliceRead, memory: memoryview, read_bytes: int) -> PageBatch[Any]:
     """Returns the reads of a slice into the arena `memory`: one for each `read_bytes` of a span."""
     pieces = cut_spans(read.spans, read.extent.size_bytes, read_bytes)
     sizes = np.array([piece.size_bytes for piece in pieces], np.int64)
     return PageBatch(
+        owner=None,
         files=np.full(len(pieces), read.extent.segment, np.int64),
         offsets_bytes=read.extent.offset_bytes + np.cumsum(sizes) - sizes,
         sizes_bytes=sizes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -105,15 +106,18 @@ class RangeReader:
         firsts = np.array([read.first for read in reads], np.int64)
         counts = np.array([read.end for read in reads], np.int64) - firsts
         slot, buffer = self._buffers.take(int(counts.sum()))
+        sizes = counts * PAGE_BYTES
         batch = PageBatch(
+            owner=None,
             files=np.full(len(reads), file, np.int64),
             offsets_bytes=firsts * PAGE_BYTES,
-            sizes_bytes=counts * PAGE_BYTES,
+            sizes_bytes=sizes,
+            starts=np.cumsum(sizes) - sizes,
             buffer=buffer,
         )
         self._in_flight.submit(batch, slot)
 
-    def _take(self, batch: PageBatch, reads: Sequence[PlannedRead], ranges: _Ranges) -> None:
+    def _take(self, batch: PageBatch[Any], reads: Sequence[PlannedRead], ranges: _Ranges) -> None:
         """Copies what was read to its ranges.
 
         The pieces of a read that failed are read one by one; one that was alone fails its range.

@@ -18,17 +18,16 @@ PAGE_BYTES = 4096
 
 
 class PlannedReads(NamedTuple):
-    """Pages to read into one buffer, one behind the other, and the rows that are in them.
+    """Reads into one buffer, one behind the other, and the rows that are in them.
 
-    `starts`: (rows,) int64, the first byte of each row in the buffer. `files`, `pages`: (n,) int64,
-    the file of each page and its number there. `bounds`: (m + 1,) int64; read i has the pages
-    `bounds[i]` to `bounds[i + 1]`.
+    `starts`: (rows,) int64, the first byte of each row in the buffer. `files`, `offsets_bytes`,
+    `sizes_bytes`: (n,) int64, of each read; whole pages.
     """
 
     starts: Int64
     files: Int64
-    pages: Int64
-    bounds: Int64
+    offsets_bytes: Int64
+    sizes_bytes: Int64
 
 
 def plan_reads(
@@ -49,13 +48,14 @@ def plan_reads(
     starts, last, new, ends = (each[:count] for each in (starts, last, new, ends))
     pages = np.arange(ends[-1]) + np.repeat(last + 1 - ends, new)
     files = np.searchsorted(segment_first_pages, pages, side="right") - 1
-    begins = np.ones(len(pages) + 1, bool)
-    begins[1:-1] = (pages[1:] - pages[:-1] != 1) | (files[1:] != files[:-1])
+    is_first = np.ones(len(pages) + 1, bool)
+    is_first[1:-1] = (pages[1:] - pages[:-1] != 1) | (files[1:] != files[:-1])
+    bounds = np.flatnonzero(is_first)
+    begins = bounds[:-1]
+    files = files[begins]
+    offsets = (pages[begins] - segment_first_pages[files]) * PAGE_BYTES + HEADER_BYTES
     return PlannedReads(
-        starts + (ends - 1 - last) * PAGE_BYTES,
-        files,
-        pages - segment_first_pages[files] + HEADER_BYTES // PAGE_BYTES,
-        np.flatnonzero(begins),
+        starts + (ends - 1 - last) * PAGE_BYTES, files, offsets, np.diff(bounds) * PAGE_BYTES
     )
 
 

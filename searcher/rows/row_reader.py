@@ -1,11 +1,8 @@
-"""Reads the rows that queries want: each page once, in batches, as far as buffers are free.
-
-A read that hangs is given up; its buffer stays out of use until the kernel returns it.
-"""
+"""Reads the rows that queries want: each page once, in batches, as far as there is memory."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -13,15 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from carpool.arrays import Bool, Float32, Int64
-from carpool.clock import Clock
-from carpool.disk.checked_file import PAGE_BYTES, CheckedFile
+from carpool.disk.checked_file import PAGE_BYTES
 from carpool.disk.pages import PageLayout
-from carpool.errors import ReadError, RetryableError
+from carpool.errors import ReadError
 from searcher.plan.row_pages import plan_reads
-from searcher.rows.row_batch import RowBatch, errors_of, vectors_of
-from searcher.store.buffers import ReadBuffers
-from searcher.store.page_reads import PageBatch, PageReads
-from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
+from searcher.store.page_reads import PageBatch
+from searcher.store.reader import Reader
 
 
 class RowsRead(NamedTuple):
@@ -38,150 +32,145 @@ class RowsRead(NamedTuple):
     bytes_read: int
 
 
-class _Wanted(NamedTuple):
+class Pairs(NamedTuple):
+    """Pairs of a query and a row, by row. `owners`, `rows`, `starts`: (n,) int64.
+
+    `owners`: keys of queries; `starts`: the first byte of each row behind the first page read.
+    """
+
     owners: Int64
     rows: Int64
+    starts: Int64
 
 
 class RowReader:
-    """Reads rows for one thread. `reads` and `buffers` belong to the caller."""
+    """Reads rows for one thread. `reader`: of the segments, which the caller closes."""
 
     def __init__(
-        self,
-        *,
-        layout: PageLayout,
-        sums: Sequence[CheckedFile],
-        segment_first_pages: Int64,
-        reads: PageReads,
-        buffers: ReadBuffers,
-        timeout_us: int,
-        clock: Clock,
+        self, layout: PageLayout, segment_first_pages: Int64, reader: Reader[Pairs]
     ) -> None:
-        """`sums`: the side files by segment; `segment_first_pages`: as `plan_reads` wants them."""
+        """`segment_first_pages`: as `plan_reads` wants them."""
+        self.reader = reader
         self._layout = layout
-        self._sums = sums
         self._first_pages = segment_first_pages
-        self._buffers = buffers
-        self._in_flight = ReadsInFlight[RowBatch](reads, timeout_us, clock, self._free)
-        self._wanted: deque[_Wanted] = deque()
+        self._pages_max = reader.memory.block_bytes // PAGE_BYTES
+        self._wanted: deque[tuple[Int64, Int64]] = deque()
 
     @property
     def waiting(self) -> int:
-        """The number of additions that wait for a buffer."""
+        """The number of additions that wait for memory."""
         return len(self._wanted)
-
-    @property
-    def times_out_at_us(self) -> int | None:
-        """When the oldest read in progress is given up; None while there is none."""
-        return self._in_flight.times_out_at_us
 
     def add(self, owners: Int64, rows: Int64) -> None:
         """Wants `rows` for the queries `owners`, (n,) int64 each, n >= 1."""
-        self._wanted.append(_Wanted(owners, rows))
+        self._wanted.append((owners, rows))
 
     def advance(self, are_wanted: Callable[[Int64], Bool]) -> list[RowsRead]:
         """Starts reads, and returns what was read since the last call. Does not block.
 
         `are_wanted` says of which owners rows are still wanted: (n,) int64 -> (n,) bool.
         """
-        read = [one for _, batch in self._in_flight.ended() for one in self._read_of(batch)]
-        return read + self._start(are_wanted)
-
-    def check_integrity(self) -> None:
-        """Raises `AssertionError` where buffers were lost or used twice."""
-        batches = self._in_flight.owners() + self._in_flight.stuck()
-        assert len({batch.slot for batch in batches}) == len(batches) == self._buffers.taken
+        read = [rows for batch in self.reader.ended() for rows in self._rows_of(batch)]
+        while self._wanted and self.reader.memory.free_bytes:
+            self._submit(*self._take(are_wanted))
+        if self._wanted and (error := self.reader.no_memory) is not None:
+            read += self._fail_wanted(error)
+        return read
 
     def pending(self) -> dict[int, int]:
         """Returns how many rows are not read yet, by owner; for tests."""
-        counts: dict[int, int] = {}
+        counts = defaultdict[int, int](int)
         for owners in (
-            *(wanted.owners for wanted in self._wanted),
-            *(batch.owners for batch in self._in_flight.owners()),
+            *(owners for owners, _ in self._wanted),
+            *(batch.owner.owners for batch in self.reader.in_kernel),
         ):
             for owner in owners.tolist():
-                counts[owner] = counts.get(owner, 0) + 1
+                counts[owner] += 1
         return counts
 
     # ---- starting
 
-    def _start(self, are_wanted: Callable[[Int64], Bool]) -> list[RowsRead]:
-        """Starts reads while there are buffers; returns rows that will never have one."""
-        while self._wanted:
-            if not self._buffers.free:
-                return [] if len(self._in_flight) else self._fail_wanted()
-            self._submit(*self._take(are_wanted))
-        return []
-
-    def _take(self, are_wanted: Callable[[Int64], Bool]) -> _Wanted:
+    def _take(self, are_wanted: Callable[[Int64], Bool]) -> tuple[Int64, Int64]:
         """Returns the rows that all queries want, in rising order."""
         owners, rows = map(np.concatenate, zip(*self._wanted, strict=True))
         self._wanted.clear()
         kept = np.flatnonzero(are_wanted(owners))
         order = kept[np.argsort(rows[kept], kind="stable")]
-        return _Wanted(owners[order], rows[order])
+        return owners[order], rows[order]
 
     def _submit(self, owners: Int64, rows: Int64) -> None:
-        """Starts reads of the rows that fit a buffer; the others are wanted again."""
+        """Starts reads of the rows that fit a block; the others are wanted again."""
         if not len(rows):
             return
-        planned = plan_reads(rows, self._layout, self._first_pages, self._buffers.slot_pages)
+        planned = plan_reads(rows, self._layout, self._first_pages, self._pages_max)
         count = len(planned.starts)
         if count < len(rows):
-            self._wanted.appendleft(_Wanted(owners[count:], rows[count:]))
-        slot, buffer = self._buffers.take(len(planned.pages))
-        begins, ends = planned.bounds[:-1], planned.bounds[1:]
-        reads = PageBatch(
-            files=planned.files[begins],
-            offsets_bytes=planned.pages[begins] * PAGE_BYTES,
-            sizes_bytes=(ends - begins) * PAGE_BYTES,
-            buffer=buffer,
-            starts=begins * PAGE_BYTES,
-        )
-        batch = RowBatch(
-            owners=owners[:count],
-            rows=rows[:count],
-            planned=planned,
-            reads=reads,
-            slot=slot,
-        )
-        self._in_flight.submit(reads, batch)
+            self._wanted.appendleft((owners[count:], rows[count:]))
+        pairs = Pairs(owners[:count], rows[:count], planned.starts)
+        self.reader.submit(pairs, planned.files, planned.offsets_bytes, planned.sizes_bytes)
 
-    def _fail_wanted(self) -> list[RowsRead]:
-        """Every buffer is with reads that hang: the rows that wait cannot be read."""
+    def _fail_wanted(self, error: ReadError) -> list[RowsRead]:
+        """The rows that wait cannot be read."""
         none = np.empty(0, np.int64)
         vectors = np.empty((0, self._layout.dimension), np.float32)
         failed = [
-            RowsRead(owner, none, vectors, [(row, RetryableError(NO_MEMORY))], 0)
-            for wanted in self._wanted
-            for owner, row in zip(wanted.owners.tolist(), wanted.rows.tolist(), strict=True)
+            RowsRead(owner, none, vectors, [(row, error)], 0)
+            for owners, rows in self._wanted
+            for owner, row in zip(owners.tolist(), rows.tolist(), strict=True)
         ]
         self._wanted.clear()
         return failed
 
     # ---- ending
 
-    def _free(self, batch: RowBatch) -> None:
-        self._buffers.give_back(batch.slot)
-
-    def _read_of(self, batch: RowBatch) -> Iterator[RowsRead]:
+    def _rows_of(self, batch: PageBatch[Pairs]) -> Iterator[RowsRead]:
         """Yields the rows of each query."""
-        errors, bytes_read = errors_of(batch, self._layout, self._sums), batch.bytes_by_owner()
-        failed = dict[int, list[tuple[int, ReadError]]]()
-        for pair, error in errors.items():
-            owner, row = int(batch.owners[pair]), int(batch.rows[pair])
-            failed.setdefault(owner, []).append((row, error))
-        by_owner = np.argsort(batch.owners, kind="stable")
-        owners, rows = batch.owners[by_owner], batch.rows[by_owner]
-        vectors = vectors_of(batch, self._layout, by_owner)
+        owners, rows, starts = batch.owner
+        starts = starts + batch.starts[0]
+        errors, bytes_read = self._errors_of(batch, starts), _bytes_by_owner(batch, starts)
+        by_owner = np.argsort(owners, kind="stable")
+        owners, rows = owners[by_owner], rows[by_owner]
+        vectors = self._vectors_of(batch.buffer, starts[by_owner])
         begins = np.flatnonzero(owners[1:] != owners[:-1]) + 1
         for begin, end in pairwise([0, *begins.tolist(), len(owners)]):
             owner, here = int(owners[begin]), slice(begin, end)
-            good = [pair not in errors for pair in by_owner[here]] if errors else slice(None)
-            yield RowsRead(
-                owner,
-                rows[here][good],
-                vectors[here][good],
-                failed.get(owner, ()),
-                bytes_read.get(owner, 0),
-            )
+            good: Bool | slice = slice(None)
+            failed: list[tuple[int, ReadError]] = []
+            if errors:
+                pairs = by_owner[here].tolist()
+                good = np.array([pair not in errors for pair in pairs])
+                failed = [
+                    (row, errors[pair])
+                    for pair, row in zip(pairs, rows[here].tolist(), strict=True)
+                    if pair in errors
+                ]
+            read = bytes_read.get(owner, 0)
+            yield RowsRead(owner, rows[here][good], vectors[here][good], failed, read)
+
+    def _errors_of(self, batch: PageBatch[Pairs], starts: Int64) -> dict[int, ReadError]:
+        """Returns the errors of the pairs that a read of the batch does not have, or not whole."""
+        errors: dict[int, ReadError] = {}
+        for read, error in batch.errors.items():
+            begin = batch.starts[read] + batch.good_bytes[read]
+            end = batch.starts[read] + batch.sizes_bytes[read]
+            lacks = (starts + self._layout.row_bytes > begin) & (starts < end)
+            errors |= dict.fromkeys(np.flatnonzero(lacks).tolist(), error)
+        return errors
+
+    def _vectors_of(self, buffer: memoryview, starts: Int64) -> Float32:
+        """Returns the vectors that begin at `starts`: (n,) int64 -> (n, dim) float32, copies."""
+        dtype, dimension = self._layout.number_type, self._layout.dimension
+        # A view of a row at every number, of which few are taken.
+        shape = (len(buffer) // dtype.itemsize - dimension + 1, dimension)
+        every = np.ndarray(shape, dtype, buffer, strides=(dtype.itemsize, dtype.itemsize))
+        vectors: Float32 = every[starts // dtype.itemsize].astype(np.float32, copy=False)
+        return vectors
+
+
+def _bytes_by_owner(batch: PageBatch[Pairs], starts: Int64) -> dict[int, int]:
+    """Returns the bytes that are read for each query: a read counts for one that wants it."""
+    total: dict[int, int] = {}
+    owners = batch.owner.owners[np.searchsorted(starts, batch.starts)]
+    for owner, size_bytes in zip(owners.tolist(), batch.sizes_bytes.tolist(), strict=True):
+        total[owner] = total.get(owner, 0) + size_bytes
+    return total

@@ -12,6 +12,7 @@ import os
 import platform
 import time
 from collections import deque
+from typing import Any
 
 import numpy as np
 import structlog
@@ -99,14 +100,14 @@ class KernelPageReads:
         self._requests = np.zeros(DEPTH, _REQUEST)
         self._requests["flags"], self._requests["eventfd"] = _ADD_TO_EVENTFD, waker.descriptor
         self._pointers = self._requests.ctypes.data + np.arange(DEPTH) * _REQUEST.itemsize
-        self._batches: dict[int, PageBatch] = {}
+        self._batches: dict[int, PageBatch[Any]] = {}
         self._waiting: deque[tuple[int, int]] = deque()  # batch number, first read to start
         self._done_bytes: dict[int, int] = {}  # of reads that the kernel ended early, by token
-        self._ended: list[PageBatch] = []
+        self._ended: list[PageBatch[Any]] = []
         self._next_number = 1
         self._in_kernel = 0
 
-    def submit(self, batch: PageBatch) -> None:
+    def submit(self, batch: PageBatch[Any]) -> None:
         """Starts all reads of a batch, or as many as fit."""
         batch.submitted_us = self._clock.now_us()
         number, self._next_number = self._next_number, self._next_number + 1
@@ -114,7 +115,7 @@ class KernelPageReads:
         self._waiting.append((number, 0))
         self._fill()
 
-    def poll(self) -> list[PageBatch]:
+    def poll(self) -> list[PageBatch[Any]]:
         """Returns the batches that have ended, and starts reads that wait."""
         ends = self._take_ends()
         for token, _, result, _ in ends:
@@ -159,7 +160,7 @@ class KernelPageReads:
         ends: list[tuple[int, int, int, int]] = self._ends[:count].tolist()
         return ends
 
-    def _judge(self, number: int, batch: PageBatch, position: int, result: int) -> None:
+    def _judge(self, number: int, batch: PageBatch[Any], position: int, result: int) -> None:
         """A read that the kernel ended with an error, or early: continues it, or ends it."""
         token = number << POSITION_BITS | position
         done_bytes = self._done_bytes.pop(token, 0)
@@ -187,7 +188,7 @@ class KernelPageReads:
     def _end(
         self,
         number: int,
-        batch: PageBatch,
+        batch: PageBatch[Any],
         position: int,
         read_bytes: int,
         error: ReadError | None = None,

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import structlog
@@ -18,6 +18,7 @@ import structlog
 from carpool.arrays import Int64
 from carpool.clock import Clock
 from carpool.errors import CorruptionError, ReadError, RetryableError
+from searcher.store.arena import Spans
 from searcher.store.files import SegmentFiles
 from searcher.store.waker import Waker
 
@@ -25,37 +26,52 @@ _log = structlog.get_logger(__name__)
 
 READ_THREADS = 16
 
+Owner = TypeVar("Owner")
+
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class PageBatch:
-    """Reads of whole pages of 4 KiB into a buffer.
+class PageBatch(Generic[Owner]):
+    """Reads of whole pages of 4 KiB into a buffer, for `owner`: any value.
 
-    `files`, `offsets_bytes`, `sizes_bytes`: (n,) int64 each. `buffer`: writable, aligned to 4 KiB.
-    `starts`: (n,) int64, where in the buffer each read goes; by default one behind the other.
-    `read_bytes`: (n,) int64, how many bytes from its start on each read has filled, -1 before it
-    ends; `errors`: why there are no more, by position. `unended`: reads that the kernel has not
-    ended; the buffer is in use until it is 0.
+    `files`, `offsets_bytes`, `sizes_bytes`, `starts`: (n,) int64 each; `starts`: where in `buffer`,
+    writable and aligned to 4 KiB, each read goes. `read_bytes`: (n,) int64, how many bytes from
+    there on each read has filled, -1 before it ends; `errors`: why there are no more, by position.
+    `good_bytes`: as many of these are verified. `unended`: reads that the kernel has not ended; the
+    buffer is in use until it is 0. `holders`: who uses the memory, `spans`.
     """
 
+    owner: Owner
     files: Int64
     offsets_bytes: Int64
     sizes_bytes: Int64
+    starts: Int64
     buffer: memoryview
-    starts: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    spans: Spans = ()
     submitted_us: int = 0
     unended: int = 0
     is_given_up: bool = False
-    errors: dict[int, ReadError] = field(default_factory=dict)
+    has_ended: bool = False
+    holders: int = 1
     read_bytes: Int64 = field(init=False)
+    good_bytes: Int64 = field(init=False)
+    errors: dict[int, ReadError] = field(default_factory=dict)
     repeated: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Marks no read as ended."""
         self.unended = len(self.files)
-        self.read_bytes = np.full(self.unended, -1)
-        if not len(self.starts):
-            self.starts = np.cumsum(self.sizes_bytes) - self.sizes_bytes
+        self.read_bytes = self.good_bytes = np.full(self.unended, -1)
         assert self.unended, "a batch without reads never ends"
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of its memory."""
+        return sum(span.size_bytes for span in self.spans)
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes that its reads have filled."""
+        return int(np.maximum(self.read_bytes, 0).sum())
 
     def end(self, position: int, read_bytes: int, error: ReadError | None = None) -> None:
         """Marks a read as ended."""
@@ -64,18 +80,25 @@ class PageBatch:
         self.read_bytes[position] = read_bytes
         self.unended -= 1
 
+    def give_up(self, error: ReadError) -> bool:
+        """Fails the reads that have not ended. Returns False where all have."""
+        unended = np.flatnonzero(self.read_bytes < 0).tolist()
+        self.errors |= dict.fromkeys(unended, error)
+        self.is_given_up = bool(unended)
+        return self.is_given_up
+
 
 class PageReads(Protocol):
     """Reads batches. For one thread."""
 
-    def submit(self, batch: PageBatch) -> None:
+    def submit(self, batch: PageBatch[Any]) -> None:
         """Starts all reads of a batch. Does not block.
 
         A read that the kernel fails is done once more: a short trouble costs no hits.
         """
         ...
 
-    def poll(self) -> list[PageBatch]:
+    def poll(self) -> list[PageBatch[Any]]:
         """Returns the batches whose last read has ended since the last call. Does not block."""
         ...
 
@@ -89,7 +112,7 @@ class PageReads(Protocol):
 
 
 def failed(
-    files: SegmentFiles, batch: PageBatch, position: int, error: OSError
+    files: SegmentFiles, batch: PageBatch[Any], position: int, error: OSError
 ) -> RetryableError | None:
     """Returns the error of a read that the kernel failed.
 
@@ -107,7 +130,7 @@ def failed(
     return None
 
 
-def cut_short(path: str, batch: PageBatch, position: int, at_bytes: int) -> CorruptionError:
+def cut_short(path: str, batch: PageBatch[Any], position: int, at_bytes: int) -> CorruptionError:
     """Returns the error of a read that reached the end of the file `path` after `at_bytes`."""
     offset_bytes = int(batch.offsets_bytes[position]) + at_bytes
     return CorruptionError(
@@ -130,22 +153,22 @@ class ThreadPageReads:
         self._files = files
         self._waker = waker
         self._clock = clock
-        self._work: queue.SimpleQueue[tuple[PageBatch, int] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[PageBatch[Any], int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._busy: dict[int, PageBatch] = {}  # by thread
-        self._ended: deque[PageBatch] = deque()
+        self._busy: dict[int, PageBatch[Any]] = {}  # by thread
+        self._ended: deque[PageBatch[Any]] = deque()
         self._is_closing = False
         self._count = threads
         self._threads: list[threading.Thread] = []
         self._add_threads(threads)
 
-    def submit(self, batch: PageBatch) -> None:
+    def submit(self, batch: PageBatch[Any]) -> None:
         """Queues the reads."""
         batch.submitted_us = self._clock.now_us()
         for position in range(len(batch.files)):
             self._work.put((batch, position))
 
-    def poll(self) -> list[PageBatch]:
+    def poll(self) -> list[PageBatch[Any]]:
         """Returns the batches that have ended."""
         with self._lock:
             ended = [*self._ended]
@@ -190,7 +213,7 @@ class ThreadPageReads:
                 self._waker.wake()
             del work, batch  # a thread that waits must keep no buffer
 
-    def _read(self, batch: PageBatch, position: int) -> tuple[int, ReadError | None]:
+    def _read(self, batch: PageBatch[Any], position: int) -> tuple[int, ReadError | None]:
         """Returns how many bytes were read, and why not all."""
         size_bytes, start = int(batch.sizes_bytes[position]), int(batch.starts[position])
         view = batch.buffer[start : start + size_bytes]

@@ -6,7 +6,7 @@ What a reader of clusters, rows, codes or passages does not have to know of a di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class ReadsInFlight(Generic[Owner]):
         self._timeout_us = timeout_us
         self._clock = clock
         self._free = free
-        self._owners: dict[PageBatch, Owner] = {}
+        self._owners: dict[PageBatch[Any], Owner] = {}
 
     def __len__(self) -> int:
         """Returns the number of batches that are not given up."""
@@ -59,12 +59,12 @@ class ReadsInFlight(Generic[Owner]):
         """Returns the owners of the batches that were given up and that the kernel still has."""
         return [owner for batch, owner in self._owners.items() if batch.is_given_up]
 
-    def submit(self, batch: PageBatch, owner: Owner) -> None:
+    def submit(self, batch: PageBatch[Any], owner: Owner) -> None:
         """Starts all reads of a batch. Does not block."""
         self._owners[batch] = owner
         self._reads.submit(batch)
 
-    def ended(self) -> Iterator[tuple[PageBatch, Owner]]:
+    def ended(self) -> Iterator[tuple[PageBatch[Any], Owner]]:
         """Yields each batch once: when it has ended, or when it is given up. Does not block.
 
         `errors` has each read that has not filled its memory. The memory of a batch that ended is

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from carpool.errors import CorruptionError, ReadError, RetryableError
 from searcher.store.page_reads import PageBatch, PageReads, cut_short
@@ -61,7 +61,7 @@ class FaultyDisk:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._late: list[tuple[float, PageBatch]] = []  # when they end, by the monotonic clock
+        self._late: list[tuple[float, PageBatch[Any]]] = []  # when they end, by the monotonic clock
 
     @property
     def hanging(self) -> int:
@@ -77,12 +77,12 @@ class FaultyDisk:
 
     # ---- the reads
 
-    def submit(self, batch: PageBatch) -> None:
+    def submit(self, batch: PageBatch[Any]) -> None:
         """Submits a batch."""
         self.seen += _reads_of(batch)
         self.inner.submit(batch)
 
-    def poll(self) -> list[PageBatch]:
+    def poll(self) -> list[PageBatch[Any]]:
         """Returns the batches that have ended, also in the eyes of `fault`."""
         with self._lock:  # what `fault` lets hang must be there when `release` looks for it
             for batch in self.inner.poll():
@@ -104,7 +104,7 @@ class FaultyDisk:
         """Closes the inner reads; False while reads hang."""
         return not self.hanging and self.inner.close(timeout_s)
 
-    def _apply(self, batch: PageBatch) -> float:
+    def _apply(self, batch: PageBatch[Any]) -> float:
         """Does what `fault` says; returns how late the batch ends, in seconds."""
         latest_s = 0.0
         for position, read in enumerate(_reads_of(batch)):
@@ -129,6 +129,6 @@ class FaultyDisk:
         return latest_s
 
 
-def _reads_of(batch: PageBatch) -> list[PageRead]:
+def _reads_of(batch: PageBatch[Any]) -> list[PageRead]:
     columns = (batch.files, batch.offsets_bytes, batch.sizes_bytes)
     return [PageRead(*read) for read in zip(*(each.tolist() for each in columns), strict=True)]

@@ -19,9 +19,9 @@ from carpool.errors import ReadError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.memory import cluster_memory
-from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory
 from searcher.plan.cluster_steps import ReadEvent, ReadFailed
+from searcher.store.arena import Arena
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import ThreadPageReads
 from searcher.store.waker import Waker

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from searcher.memory.arena import Arena, Span, Spans, choose_block_bytes
+from searcher.store.arena import Arena, Span, Spans, choose_block_bytes
 
 BLOCK = 4096
 
@@ -18,7 +18,7 @@ BLOCK = 4096
 def test_a_system_without_large_pages_or_without_filling_still_gives_memory(
     monkeypatch: pytest.MonkeyPatch, advice: str
 ) -> None:
-    monkeypatch.setattr(f"searcher.memory.arena.{advice}", 9_999)  # as unknown as there
+    monkeypatch.setattr(f"searcher.store.arena.{advice}", 9_999)  # as unknown as there
     arena = Arena(4 * BLOCK, BLOCK)
     arena.fill(4 * BLOCK)
     (view,) = arena.views(arena.allocate(4 * BLOCK) or ())

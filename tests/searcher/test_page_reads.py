@@ -60,20 +60,22 @@ def reads(files: Files, request: pytest.FixtureRequest) -> Iterator[tuple[PageRe
     waker.close()
 
 
-def batch_of(pages: list[tuple[int, int, int]]) -> PageBatch:
+def batch_of(pages: list[tuple[int, int, int]]) -> PageBatch[None]:
     """A batch of reads: file, first page, number of pages."""
     numbers = np.array(pages, np.int64)
-    size = int(numbers[:, 2].sum()) * PAGE
+    sizes = numbers[:, 2] * PAGE
     return PageBatch(
+        owner=None,
         files=numbers[:, 0],
         offsets_bytes=numbers[:, 1] * PAGE,
-        sizes_bytes=numbers[:, 2] * PAGE,
-        buffer=memoryview(mmap.mmap(-1, size)),
+        sizes_bytes=sizes,
+        starts=np.cumsum(sizes) - sizes,
+        buffer=memoryview(mmap.mmap(-1, int(sizes.sum()))),
     )
 
 
-def ended(reads: PageReads, waker: Waker, count: int) -> list[PageBatch]:
-    found: list[PageBatch] = []
+def ended(reads: PageReads, waker: Waker, count: int) -> list[PageBatch[None]]:
+    found: list[PageBatch[None]] = []
 
     def came() -> bool:
         waker.wait(0.1)
@@ -84,7 +86,7 @@ def ended(reads: PageReads, waker: Waker, count: int) -> list[PageBatch]:
     return found
 
 
-def expected(files: Files, batch: PageBatch) -> bytes:
+def expected(files: Files, batch: PageBatch[None]) -> bytes:
     return b"".join(
         files.content[file][offset : offset + size].tobytes()
         for file, offset, size in zip(
@@ -215,8 +217,8 @@ def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_th
     reads = ThreadPageReads(files, waker, clock, 2)
     here: ReadsInFlight[str] = ReadsInFlight(reads, 100, clock, freed.append)
 
-    def take(count: int) -> dict[str, PageBatch]:
-        found: dict[str, PageBatch] = {}
+    def take(count: int) -> dict[str, PageBatch[None]]:
+        found: dict[str, PageBatch[None]] = {}
 
         def came() -> bool:
             found.update({owner: batch for batch, owner in here.ended()})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,14 +33,13 @@ def test_every_byte_of_a_row_is_read_from_its_segment_and_no_page_twice(
     pages_max = -(-layout.row_bytes // PAGE_BYTES) + 1 + more
     while len(rows):
         planned = plan_reads(rows, layout, segment_first_pages(sizes), pages_max)
-        files, pages = planned.files.tolist(), planned.pages.tolist()
-        read = list(zip(files, pages, strict=True))  # of each page of the buffer
+        columns = (planned.files, planned.offsets_bytes // PAGE_BYTES, planned.sizes_bytes)
+        read: list[tuple[int, int]] = []  # of each page of the buffer
+        for file, first, size in zip(*(column.tolist() for column in columns), strict=True):
+            assert (file, first - 1) not in read[-1:], "neighbours are one read"
+            read += [(file, first + at) for at in range(size // PAGE_BYTES)]
+            assert HEADER_BYTES <= first * PAGE_BYTES <= sizes[file] - size
         assert len(set(read)) == len(read) <= pages_max, "a page is read twice, or does not fit"
-        assert planned.bounds[0] == 0 and planned.bounds[-1] == len(read)
-        for first, end in pairwise(planned.bounds.tolist()):
-            file, page = read[first]
-            assert read[first:end] == [(file, page + at) for at in range(end - first)]
-            assert HEADER_BYTES <= page * PAGE_BYTES <= sizes[file] - (end - first) * PAGE_BYTES
         for row, start in zip(rows.tolist(), planned.starts.tolist(), strict=False):
             page, slot = divmod(row, layout.rows_per_page)
             file = int(np.searchsorted(np.cumsum(segments), page, side="right"))
