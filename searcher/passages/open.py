@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from carpool.clock import Clock
+from carpool.disk.checked_file import PAGE_BYTES
 from carpool.disk.documents import DocumentTable
 from carpool.telemetry.metrics import Metrics
 from searcher.passages.passage_reader import PassageReader
-from searcher.passages.range_reader import RangeReader
+from searcher.passages.range_reader import RangeReader, Reads
 from searcher.settings import SearcherSettings
-from searcher.store.buffers import PAGE_BYTES, ReadBuffers
-from searcher.store.file_reads import FileReads, OpenReads
+from searcher.store.arena import Arena
+from searcher.store.reader import OpenReads, Reader
 from searcher.store.waker import Waker
 
 SLOTS = 4
@@ -32,15 +33,12 @@ def open_passages(
 
     `open_reads` is for tests.
     """
-    paths = (Path(table.offsets_path), Path(table.documents_path))
-    waker = Waker()
-    files = FileReads(paths, settings.direct_io, waker, clock, open_reads=open_reads)
-    ranges = RangeReader(
-        reads=files.reads,
-        waker=waker,
-        buffers=ReadBuffers(SLOTS, SLOT_PAGES),
-        timeout_us=settings.read_timeout_ms * 1_000,
-        metrics=metrics,
-        clock=clock,
+    reader = Reader[Reads](
+        (Path(table.offsets_path), Path(table.documents_path)),
+        Arena(PASSAGE_BUFFERS_BYTES, SLOT_PAGES * PAGE_BYTES),
+        settings,
+        Waker(),
+        clock,
+        open_reads=open_reads,
     )
-    return PassageReader(table, ranges, files, waker)
+    return PassageReader(table, RangeReader(reader, metrics, clock))

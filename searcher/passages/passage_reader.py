@@ -14,8 +14,7 @@ from carpool.disk.documents import ENTRY_BYTES, Document, DocumentEntry, Documen
 from carpool.errors import CorruptionError, ReadError
 from searcher.passages.range_reader import RangeReader
 from searcher.plan.passage_reads import share_out
-from searcher.store.file_reads import FileReads, close_all
-from searcher.store.waker import Waker
+from searcher.store.reader import close_all
 
 OFFSETS_FILE, DOCUMENTS_FILE = 0, 1
 """Numbers of `documents.idx` and `documents.dat` among the files that are read."""
@@ -28,14 +27,10 @@ T = TypeVar("T")
 class PassageReader:
     """Reads passages for one thread at a time. It owns what it is given."""
 
-    def __init__(
-        self, table: DocumentTable, ranges: RangeReader, files: FileReads, waker: Waker
-    ) -> None:
-        """`ranges` of `files`: `documents.idx` and `documents.dat`."""
+    def __init__(self, table: DocumentTable, ranges: RangeReader) -> None:
+        """`ranges`: of `documents.idx` and `documents.dat`."""
         self._table = table
         self._ranges = ranges
-        self._files = files
-        self._waker = waker
 
     def read(
         self, results: Sequence[Sequence[int]]
@@ -66,11 +61,11 @@ class PassageReader:
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where buffers were lost; not during `read`."""
-        self._ranges.check_integrity()
+        self._ranges.reader.check_integrity()
 
     def close(self) -> None:
         """Ends the reads, and closes the files. Blocks up to half a second."""
-        close_all([self._files], self._waker)
+        close_all([self._ranges.reader], self._ranges.reader.waker)
 
     def _entries(
         self, numbers: Sequence[int]

@@ -1,14 +1,12 @@
-"""Reads ranges of bytes of a file, round by round: one batch of reads into one buffer.
+"""Reads ranges of bytes of a file, round by round: one batch of reads into one block of memory.
 
-A range may be larger than a buffer. A read that hangs is given up; its buffer stays out of use
-until the kernel returns it.
+A range may be larger than a block.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -22,10 +20,10 @@ from searcher.plan.passage_reads import (
     cut_ranges,
     take_reads,
 )
-from searcher.store.buffers import ReadBuffers
-from searcher.store.page_reads import PageBatch, PageReads
-from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
-from searcher.store.waker import Waker
+from searcher.store.page_reads import PageBatch
+from searcher.store.reader import Reader
+
+Reads = Sequence[PlannedRead]
 
 
 class _Ranges:
@@ -48,22 +46,11 @@ class _Ranges:
 
 
 class RangeReader:
-    """Reads ranges for one thread. `reads`, `waker` and `buffers` belong to the caller."""
+    """Reads ranges for one thread. The caller closes `reader`."""
 
-    def __init__(
-        self,
-        *,
-        reads: PageReads,
-        waker: Waker,
-        buffers: ReadBuffers,
-        timeout_us: int,
-        metrics: Metrics,
-        clock: Clock,
-    ) -> None:
-        """`waker`: wakes when a batch of `reads` has ended."""
-        self._waker = waker
-        self._buffers = buffers
-        self._in_flight = ReadsInFlight[int](reads, timeout_us, clock, buffers.give_back)
+    def __init__(self, reader: Reader[Reads], metrics: Metrics, clock: Clock) -> None:
+        self.reader = reader
+        self._pages_max = reader.memory.block_bytes // PAGE_BYTES
         self._bytes_read = metrics.searcher.bytes_read.labels(purpose="passages")
         self._clock = clock
         self._hang: ReadError | None = None  # of the last round, if no read of it ended
@@ -81,54 +68,39 @@ class RangeReader:
         given up after the time limit. After a round in which no read ended nothing is read, until
         `ask_again`: all ranges fail.
         """
-        ranges = _Ranges(starts, sizes, self._buffers.slot_pages)
-        for _ in self._in_flight.ended():  # buffers of reads that hung may have come back
+        ranges = _Ranges(starts, sizes, self._pages_max)
+        for _ in self.reader.ended():  # memory of reads that hung may have come back
             raise AssertionError("a round had not ended")
         while ranges.wanted:
-            if self._hang is not None or not self._buffers.free:  # all with reads that hang
-                ranges.fail(self._hang or RetryableError(NO_MEMORY))
+            if (error := self._hang or self.reader.no_memory) is not None:
+                ranges.fail(error)
                 break
-            reads = take_reads(ranges.wanted, self._buffers.slot_pages)
-            self._submit(file, reads)
-            while len(self._in_flight):
-                self._waker.wait(self._wait_s())
-                for batch, _ in self._in_flight.ended():
-                    self._take(batch, reads, ranges)
-                    self._hang = batch.errors[0] if batch.read_bytes.max() < 0 else None
+            self._submit(file, take_reads(ranges.wanted, self._pages_max))
+            while self.reader.in_kernel:
+                self.reader.waker.wait(self._wait_s())
+                for batch in self.reader.ended():
+                    self._take(batch, ranges)
         return [ranges.errors.get(of, content) for of, content in enumerate(ranges.content)]
 
-    def check_integrity(self) -> None:
-        """Raises `AssertionError` where buffers were lost; not during `read`."""
-        stuck = self._in_flight.stuck()
-        assert not len(self._in_flight) and len(set(stuck)) == len(stuck) == self._buffers.taken
-
-    def _submit(self, file: int, reads: Sequence[PlannedRead]) -> None:
+    def _submit(self, file: int, reads: Reads) -> None:
         firsts = np.array([read.first for read in reads], np.int64)
         counts = np.array([read.end for read in reads], np.int64) - firsts
-        slot, buffer = self._buffers.take(int(counts.sum()))
-        sizes = counts * PAGE_BYTES
-        batch = PageBatch(
-            owner=None,
-            files=np.full(len(reads), file, np.int64),
-            offsets_bytes=firsts * PAGE_BYTES,
-            sizes_bytes=sizes,
-            starts=np.cumsum(sizes) - sizes,
-            buffer=buffer,
-        )
-        self._in_flight.submit(batch, slot)
+        files = np.full(len(reads), file, np.int64)
+        self.reader.submit(reads, files, firsts * PAGE_BYTES, counts * PAGE_BYTES)
 
-    def _take(self, batch: PageBatch[Any], reads: Sequence[PlannedRead], ranges: _Ranges) -> None:
+    def _take(self, batch: PageBatch[Reads], ranges: _Ranges) -> None:
         """Copies what was read to its ranges.
 
         The pieces of a read that failed are read one by one; one that was alone fails its range.
         """
-        self._bytes_read.inc(int(np.maximum(batch.read_bytes, 0).sum()))
-        columns = batch.starts.tolist(), batch.read_bytes.tolist()
-        for number, (read, at, good_bytes) in enumerate(zip(reads, *columns, strict=True)):
+        self._bytes_read.inc(batch.bytes_read)
+        self._hang = batch.errors[0] if batch.read_bytes.max() < 0 else None
+        columns = batch.starts.tolist(), batch.good_bytes.tolist()
+        for number, (read, start, good_bytes) in enumerate(zip(batch.owner, *columns, strict=True)):
             first = read.first * PAGE_BYTES
             for piece in read.pieces:
                 if piece.end <= first + good_bytes:
-                    ranges.copy(piece, batch.buffer[at + piece.begin - first :])
+                    ranges.copy(piece, batch.buffer[start + piece.begin - first :])
                     continue
                 error = batch.errors[number]
                 is_passing = isinstance(error, RetryableError) and not batch.is_given_up
@@ -138,5 +110,5 @@ class RangeReader:
                     ranges.errors.setdefault(piece.of, error)
 
     def _wait_s(self) -> float:
-        times_out_at_us, now_us = self._in_flight.times_out_at_us, self._clock.now_us()
+        times_out_at_us, now_us = self.reader.times_out_at_us, self._clock.now_us()
         return max(0.001, ((times_out_at_us or now_us) - now_us) / 1_000_000)

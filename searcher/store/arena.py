@@ -144,9 +144,12 @@ class Arena:
         )
 
     def close(self) -> None:
-        """Releases the memory: the system gets it back with the last view of it."""
+        """Releases the memory: the system gets it back with the last view of it.
+
+        Closing twice is harmless.
+        """
         self.view = memoryview(b"")
-        del self._memory
+        vars(self).pop("_memory", None)
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where runs and counts contradict each other."""

@@ -90,7 +90,11 @@ def reading(
     store = DocumentStore(folder, count, BUILD_ID, of_places)
     disks, metrics = Disks(), Metrics()
     settings = SearcherSettings(read_timeout_ms=timeout_us // 1_000)
-    with mock.patch.multiple("searcher.passages.open", SLOTS=slots, SLOT_PAGES=slot_pages):
+    with mock.patch.multiple(
+        "searcher.passages.open",
+        PASSAGE_BUFFERS_BYTES=slots * slot_pages * PAGE,
+        SLOT_PAGES=slot_pages,
+    ):
         passages = open_passages(store.table, settings, metrics, SystemClock(), open_reads=disks)
     try:
         yield Reading(passages, disks[0], metrics, store)
@@ -98,7 +102,7 @@ def reading(
     finally:
         passages.close()
         store.close()
-    assert passages._waker.descriptor < 0, "a read did not end"
+    assert passages._ranges.reader.waker.descriptor < 0, "a read did not end"
 
 
 @pytest.fixture(scope="module")
