@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -17,6 +16,7 @@ import structlog
 from carpool.clock import Clock
 from carpool.codes.int4 import CodeScanner
 from carpool.codes.kernel import kernel_in_use, library
+from carpool.disk.checked_file import PAGE_BYTES, CheckedFile
 from carpool.disk.index import OpenCodes, OpenIndex
 from carpool.telemetry.metrics import Metrics
 from searcher.codes.codes_reader import CodesReader
@@ -26,14 +26,11 @@ from searcher.codes.paged import PagedCodes
 from searcher.codes.source import CodeSource
 from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
-from searcher.rows.row_reader import Pairs, RowReader
+from searcher.rows.row_reader import RowReader
 from searcher.settings import SearcherSettings
 from searcher.shard.hot_shard import HotShard
 from searcher.store.arena import Arena
-from searcher.store.buffers import PAGE_BYTES, ReadBuffers
-from searcher.store.file_reads import FileReads, OpenReads
-from searcher.store.page_reads import PageReads
-from searcher.store.reader import Reader, close_all
+from searcher.store.reader import OpenReads, Reader, close_all
 from searcher.store.waker import Waker
 
 _log = structlog.get_logger(__name__)
@@ -67,14 +64,14 @@ class CodesPlane:
 
     executor: CodesExecutor
     shard: HotShard | None
-    reads: tuple[Any, ...]
+    readers: tuple[Reader[Any], ...]
     waker: Waker
 
     def close(self) -> None:
         """Ends reads and threads."""
         if self.shard is not None:
             self.shard.close()
-        close_all(self.reads, self.waker)
+        close_all(self.readers, self.waker)
 
 
 def _resident_bytes(codes: OpenCodes) -> int:
@@ -150,41 +147,32 @@ def open_codes_plane(
             means="fewer questions a second are searched",
             remedy="remove the reason, and then install carpool again",
         )
-    timeout_us = settings.read_timeout_ms * 1_000
-    waker, reads = Waker(), list[Any]()
+    waker, readers = Waker(), list[Reader[Any]]()
     threads = settings.scoring_threads or len(os.sched_getaffinity(0))
 
-    def reads_of(paths: Sequence[Path]) -> PageReads:
-        opened = FileReads(paths, settings.direct_io, waker, clock, open_reads=open_reads)
-        reads.append(opened)
-        return opened.reads
+    def reader_of(files: Sequence[CheckedFile], slot_pages: int) -> Reader[Any]:
+        memory = Arena(SLOTS * slot_pages * PAGE_BYTES, slot_pages * PAGE_BYTES)
+        paths = [file.path for file in files]
+        readers.append(
+            Reader(paths, memory, settings, waker, clock, sums=files, open_reads=open_reads)
+        )
+        return readers[-1]
 
     try:
-        row_reads = Reader[Pairs](
-            index.segment_paths,
-            Arena(SLOTS * SLOT_PAGES * PAGE_BYTES, SLOT_PAGES * PAGE_BYTES),
-            settings,
-            waker,
-            clock,
-            sums=index.row_sums,
-            open_reads=open_reads,
-        )
-        reads.append(row_reads)
         first_pages = segment_first_pages([path.stat().st_size for path in index.segment_paths])
-        rows = RowReader(index.layout, first_pages, row_reads)
+        rows = RowReader(index.layout, first_pages, reader_of(index.row_sums, SLOT_PAGES))
         codes: CodeSource
         if chosen.paged_bytes is None:
             codes = load_codes(
                 chosen.codes, index.centroids, direct_io=settings.direct_io, threads=threads
             )
         else:
-            pages = reads_of([file.path for file in chosen.codes.files])
-            buffers = ReadBuffers(SLOTS, _slot_pages(chosen.codes))
-            reader = CodesReader(chosen.codes, pages, buffers, timeout_us, clock)
-            codes = _paged(index, chosen.codes, chosen.paged_bytes, reader, metrics, threads)
+            reader = reader_of(chosen.codes.files, _slot_pages(chosen.codes))
+            codes_reader = CodesReader(chosen.codes, reader)
+            codes = _paged(index, chosen.codes, chosen.paged_bytes, codes_reader, metrics, threads)
         shard = open_shard(codes)
     except BaseException:
-        close_all(reads, waker)
+        close_all(readers, waker)
         raise
     executor = CodesExecutor(
         codes=codes,
@@ -194,7 +182,7 @@ def open_codes_plane(
         clock=clock,
         shard=shard,
     )
-    return CodesPlane(executor=executor, shard=shard, reads=tuple(reads), waker=waker)
+    return CodesPlane(executor=executor, shard=shard, readers=tuple(readers), waker=waker)
 
 
 def _paged(

@@ -17,7 +17,7 @@ from carpool.disk.index import OpenCodes
 from carpool.errors import ReadError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.codes.codes_reader import CodesReader
+from searcher.codes.codes_reader import CodesRead, CodesReader
 from searcher.codes.source import ScanPart
 from searcher.plan.paged_codes import (
     EvictCodes,
@@ -52,7 +52,7 @@ class PagedCodes:
         self._read_bytes = metrics.searcher.bytes_read.labels(purpose="codes")
         self._evictions = metrics.searcher.evictions
         self._read_ahead_bytes = read_ahead_bytes
-        self._steps: deque[tuple[Step, int]] = deque()  # not done; with the ticket of a read
+        self._steps: deque[tuple[Step, CodesRead | None]] = deque()  # not done
         self._there = {  # those without rows have nothing to read
             ClusterId(cluster) for cluster in np.flatnonzero(codes.row_counts == 0).tolist()
         }
@@ -62,7 +62,7 @@ class PagedCodes:
     @property
     def times_out_at_us(self) -> int | None:
         """See `CodeSource`."""
-        return self._reader.times_out_at_us
+        return self._reader.reader.times_out_at_us
 
     def not_in_memory(self, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
         """See `CodeSource`."""
@@ -99,7 +99,7 @@ class PagedCodes:
     def check_integrity(self) -> None:
         """See `CodeSource`."""
         self._planner.check_integrity()
-        self._reader.check_integrity()
+        self._reader.reader.check_integrity()
         if not self._steps:
             every = list(map(ClusterId, range(len(self._extents))))
             assert self._there.isdisjoint(absent := self._planner.not_in_memory(every))
@@ -108,25 +108,26 @@ class PagedCodes:
     def _plan(self) -> None:
         while len(self._planner) and self._reader.unstarted_bytes < self._read_ahead_bytes:
             for step in self._planner.plan():
-                ticket = self._reader.want(step.cluster) if isinstance(step, ReadCodes) else -1
-                self._steps.append((step, ticket))
+                read = self._reader.want(step.cluster) if isinstance(step, ReadCodes) else None
+                self._steps.append((step, read))
 
     def _do_steps(self, parts: list[ScanPart]) -> bool:
         """Does the next steps, as far as possible; returns whether one was done."""
         has_done = False
         while self._steps:
-            step, ticket = self._steps.popleft()
-            if not self._do(step, ticket, parts):
-                self._steps.appendleft((step, ticket))
+            step, read = self._steps.popleft()
+            if not self._do(step, read, parts):
+                self._steps.appendleft((step, read))
                 break
             has_done = True
         return has_done
 
-    def _do(self, step: Step, ticket: int, parts: list[ScanPart]) -> bool:
+    def _do(self, step: Step, read: CodesRead | None, parts: list[ScanPart]) -> bool:
         """Does a step; returns False where it must wait."""
         match step:
             case ReadCodes():
-                return self._load(step, ticket, parts)
+                assert read is not None
+                return self._load(step, read, parts)
             case EvictCodes():
                 if self._scans[step.cluster]:
                     return False
@@ -142,8 +143,8 @@ class PagedCodes:
                     parts.append(ScanPart(keys=step.keys, errors=errors))
         return True
 
-    def _load(self, step: ReadCodes, ticket: int, parts: list[ScanPart]) -> bool:
-        cluster, found = step.cluster, self._reader.take(ticket)
+    def _load(self, step: ReadCodes, read: CodesRead, parts: list[ScanPart]) -> bool:
+        cluster, found = step.cluster, self._reader.take(read)
         if found is None:
             return False
         if isinstance(found, ReadError):
@@ -171,8 +172,9 @@ class PagedCodes:
         """
         _log.error("codes of a cluster cannot be read", cluster=cluster, error=str(error))
         self._broken[cluster] = error
-        for at, (step, ticket) in enumerate(self._steps):
+        for at, (step, read) in enumerate(self._steps):
             if isinstance(step, ReadCodes) and step.cluster == cluster:
-                self._reader.forget(ticket)
-                self._steps[at] = (ScanCodes(cluster, step.keys), -1)
+                assert read is not None
+                self._reader.forget(read)
+                self._steps[at] = (ScanCodes(cluster, step.keys), None)
         return self._planner.fail(cluster)
