@@ -20,7 +20,7 @@ from searcher.open_exact import BESIDE_CODES, ExactPlane, exact_bytes_min, open_
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES, open_passages
 from searcher.passages.passage_reader import PassageReader
 from searcher.settings import SearcherSettings
-from searcher.store.file_reads import OpenReads
+from searcher.store.reader import OpenReads
 
 
 class SearchPlane(Protocol):

@@ -50,7 +50,7 @@ from searcher.scoring.pool import ScoringPool
 from searcher.scoring.scan import QueryBatch, Scoring
 from searcher.scoring.top_k import Slots, TopTable
 from searcher.search_loop import DropSearches, SearchLoop, StopSearching
-from searcher.store.reads_in_flight import NO_MEMORY
+from searcher.store.reader import NO_MEMORY
 from searcher.store.waker import Waker
 
 
@@ -115,7 +115,7 @@ class ClusterMajorExecutor(SearchLoop):
                 self._send_drafts(tasks)
                 self._budget.scheduled(self._clock.now_us() - began_us - took_us)
             elif self._mailbox.empty():
-                self._wait(self._planner.wake_us(), self._memory.times_out_at_us)
+                self._wait(self._planner.wake_us(), self._memory.reader.times_out_at_us)
 
     def check_integrity(self) -> None:
         """Checks planner, memory and searches against each other; see `Executor`."""

@@ -10,7 +10,7 @@ from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from searcher.cluster_major_executor import ClusterMajorExecutor
-from searcher.memory.cluster_memory import ClusterMemory
+from searcher.memory.cluster_memory import ClusterMemory, SliceRead
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
@@ -20,7 +20,7 @@ from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 from searcher.store.arena import BLOCK_BYTES_MAX, Arena, choose_block_bytes
-from searcher.store.file_reads import CLOSE_TIMEOUT_S, FileReads, OpenReads, close_all
+from searcher.store.reader import OpenReads, Reader
 from searcher.store.waker import Waker
 
 READ_AHEAD_SHARE = 8
@@ -59,14 +59,13 @@ class ExactPlane:
     planner: ClusterMajorPlanner
     executor: ClusterMajorExecutor
     pool: ScoringPool
-    files: FileReads
     waker: Waker
 
     def close(self) -> None:
         """Ends reads and threads."""
         self.pool.close()
-        if self.memory.close(CLOSE_TIMEOUT_S):
-            close_all([self.files], self.waker)
+        if self.memory.close():
+            self.waker.close()
 
 
 def exact_bytes_min(index: OpenIndex) -> int:
@@ -91,18 +90,18 @@ def open_exact_plane(
     slices = Slices(index.extents, index.layout, options.slice_bytes_max)
     arena = _open_arena(index, slices, settings.budget_bytes, options)
     waker = Waker()
-    files = FileReads(index.segment_paths, settings.direct_io, waker, clock, open_reads=open_reads)
-    memory = ClusterMemory(
-        layout=index.layout,
-        extents=slices.extents,
-        paths=[str(path) for path in index.segment_paths],
+    reader: Reader[SliceRead] = Reader(
+        index.segment_paths,
+        arena,
+        settings,
+        waker,
+        clock,
         sums=index.row_sums,
-        arena=arena,
-        reads=files.reads,
-        waker=waker,
-        timeout_us=settings.read_timeout_ms * 1_000,
-        metrics=metrics,
-        clock=clock,
+        verifies_aside=True,
+        open_reads=open_reads,
+    )
+    memory = ClusterMemory(
+        layout=index.layout, extents=slices.extents, reader=reader, metrics=metrics, clock=clock
     )
     planner = _planner(memory, len(slices.extents), options)
     pool = ScoringPool(settings.scoring_threads or len(os.sched_getaffinity(0)))
@@ -115,9 +114,7 @@ def open_exact_plane(
         metrics=metrics,
         clock=clock,
     )
-    return ExactPlane(
-        memory=memory, planner=planner, executor=executor, pool=pool, files=files, waker=waker
-    )
+    return ExactPlane(memory=memory, planner=planner, executor=executor, pool=pool, waker=waker)
 
 
 def _planner(memory: ClusterMemory, slices: int, options: ExactOptions) -> ClusterMajorPlanner:

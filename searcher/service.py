@@ -43,7 +43,7 @@ from searcher.in_hand import InHand, PendingSearch, owed
 from searcher.index_fit import check_fits, lags_behind
 from searcher.results import Outcome, expire, finish, return_query
 from searcher.settings import SearcherSettings
-from searcher.store.file_reads import OpenReads
+from searcher.store.reader import OpenReads
 
 _log = structlog.get_logger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Any
 from carpool.__main__ import main as carpool
 from carpool.clock import SystemClock
 from searcher import open_exact
-from searcher.store.file_reads import FileReads
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
+from searcher.store.reader import Reader
 from searcher.store.waker import Waker
 
 
@@ -55,10 +55,10 @@ def main(bytes_per_s: float) -> None:
     def slow(files: SegmentFiles, waker: Waker) -> PageReads:
         return _SlowReads(ThreadPageReads(files, waker, SystemClock(), 1), waker, bytes_per_s)
 
-    def open_slow(*given: Any, **named: Any) -> FileReads:
-        return FileReads(*given, **{**named, "open_reads": slow})
+    def open_slow(*given: Any, **named: Any) -> Reader[Any]:
+        return Reader(*given, **{**named, "open_reads": slow})
 
-    vars(open_exact)["FileReads"] = open_slow
+    vars(open_exact)["Reader"] = open_slow
     sys.argv[1:] = ["searcher"]
     carpool()
 

@@ -236,21 +236,17 @@ def read_cluster(
     return ClusterPages(extent.cluster, layout, extent.row_count, (pages,), extent.first_page)
 
 
-def verify_pages(
-    pages: UInt8, extent: ClusterExtent, *, path: str, sums: CheckedFile, first_page: int = 0
-) -> None:
+def verify_pages(pages: UInt8, extent: ClusterExtent, *, path: str, sums: CheckedFile) -> None:
     """Raises `CorruptionError` unless every page is as it was written for `extent`.
 
-    `pages`: (n, page_bytes) uint8, contiguous, the pages of the extent from `first_page` on;
-    `sums`: the side file of the segment. The error names file, cluster, page and byte.
+    `pages`: (n, page_bytes) uint8, contiguous; `sums`: the side file of the segment. The error
+    names file, cluster, page and byte.
     """
-    page_bytes = pages.shape[1]
-    start_bytes = extent.offset_bytes + first_page * page_bytes
-    wrong = sums.first_damaged(pages.reshape(-1).data, start_bytes // PAGE_BYTES)
+    wrong = sums.first_damaged(pages.reshape(-1).data, extent.offset_bytes // PAGE_BYTES)
     if wrong is None:
         return
-    damaged = (wrong * PAGE_BYTES - start_bytes) // page_bytes
-    page = extent.first_page + first_page + damaged
-    offset_bytes = start_bytes + damaged * page_bytes
+    page_bytes = pages.shape[1]
+    damaged = (wrong * PAGE_BYTES - extent.offset_bytes) // page_bytes
+    page, offset_bytes = extent.first_page + damaged, extent.offset_bytes + damaged * page_bytes
     where = f"page {page} of cluster {extent.cluster} at byte {offset_bytes}"
     raise damage(path, f"is wrong: {where} is damaged or of another build", offset_bytes)

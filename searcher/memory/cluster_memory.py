@@ -1,37 +1,32 @@
 """The slices in memory: the arena that contains them, and the reads that fill it.
 
-The caller decides what to read and what to free, and makes sure that there is room. One thread
-reads. Another one verifies pages, and the first scores other slices meanwhile.
+The caller decides what to read and what to free, and makes sure that there is room.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import structlog
 
 from carpool.clock import Clock
-from carpool.disk.checked_file import CheckedFile
 from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout
-from carpool.errors import CorruptionError, ReadError
+from carpool.errors import CorruptionError, ReadError, RetryableError
 from carpool.telemetry.metrics import Metrics
-from searcher.memory.slice_reads import SliceRead, first_batch, of_cluster, spans_bytes
-from searcher.memory.verify import PageVerifier
 from searcher.plan.cluster_steps import ReadEnded, ReadEvent, ReadFailed, RoomFreed
 from searcher.plan.slices import SliceId
-from searcher.store.arena import Arena, Spans
-from searcher.store.page_reads import PageBatch, PageReads
-from searcher.store.reads_in_flight import READ_BYTES_MAX, ReadsInFlight, timed_out
-from searcher.store.waker import Waker
+from searcher.store.arena import Spans, cut_spans
+from searcher.store.page_reads import PageBatch
+from searcher.store.reader import CLOSE_TIMEOUT_S, Reader, timed_out
 
 _log = structlog.get_logger(__name__)
 
-
+READ_BYTES_MAX = 1 << 20
+"""Of one read: large enough for a disk's full rate, small enough that many are done at a time."""
 IN_FLIGHT_BYTES_MAX = 48 << 20
 """Less: a virtual disk, which completes reads in batches, idles, or it does during a sub-stage: new
 reads begin after it. More: urgent reads wait.
@@ -40,48 +35,48 @@ AHEAD_MAX = 2
 """Slices with the kernel for later queries; more would delay the reads of a new query."""
 
 
-class ClusterMemory:
-    """Slices of clusters in an arena. For one thread; only `close` blocks.
+@dataclass(kw_only=True, slots=True, eq=False)
+class SliceRead:
+    """The read of a slice into `spans`. `purpose`: for a query in progress, or ahead.
 
-    It owns arena and reads. The caller closes their files after `close` returned True.
+    `is_ahead`: no query waits for it now.
     """
+
+    number: SliceId
+    extent: ClusterExtent
+    purpose: Literal["demand", "prefetch"]
+    spans: Spans
+    started_us: int
+    is_ahead: bool
+
+
+class ClusterMemory:
+    """Slices of clusters in an arena. For one thread; only `close` blocks."""
 
     def __init__(
         self,
         *,
         layout: PageLayout,
         extents: Sequence[ClusterExtent],
-        paths: Sequence[str],
-        sums: Sequence[CheckedFile],
-        arena: Arena,
-        reads: PageReads,
-        waker: Waker,
-        timeout_us: int,
+        reader: Reader[SliceRead],
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        """`extents`: by slice; `paths`, the names in errors, and `sums`: by segment.
-
-        `waker` wakes when a batch of `reads` has ended, and when pages were verified.
-        """
-        assert arena.block_bytes % layout.page_bytes == 0, "a page would straddle two blocks"
+        """`extents`: by slice; `reader`: of the segments, whose memory is the arena."""
+        self.reader = reader
+        self._arena = reader.memory
+        assert self._arena.block_bytes % layout.page_bytes == 0, "a page would straddle two blocks"
+        self._layout = layout
         self._extents = extents
-        self._arena = arena
-        self._timeout_us = timeout_us
-        self._verifier = PageVerifier(layout, paths, sums)
         self._metrics = metrics.searcher
-        self._metrics.budget_bytes.set(arena.size_bytes)
+        self._metrics.budget_bytes.set(self._arena.size_bytes)
         for purpose in ("demand", "prefetch"):
             self._metrics.bytes_read.labels(purpose=purpose)  # shown before the first read
         self._clock = clock
-        self._waker = waker
         self._loading: dict[SliceId, SliceRead] = {}
         self._loading_bytes = 0
         self._waiting: dict[SliceId, SliceRead] = {}  # of these, the kernel has not begun
-        self._in_flight = ReadsInFlight(reads, timeout_us, clock, self._free)
-        self._unchecked: list[SliceRead] = []
-        self._checks: deque[tuple[list[SliceRead], Future[list[ReadError | None]]]] = deque()
-        self._checker = ThreadPoolExecutor(1, "verify")
+        self._stuck: list[PageBatch[SliceRead]] = []
         self._resident: dict[SliceId, tuple[Spans, ClusterPages]] = {}
         self._last_end_us = clock.now_us()
         self._outbox: list[ReadEvent] = []
@@ -94,19 +89,9 @@ class ClusterMemory:
         return self._arena.size_bytes
 
     @property
-    def stuck_bytes(self) -> int:
-        """Bytes of reads that were given up and that the kernel has not ended."""
-        return sum(read.arena_bytes for read in self._in_flight.stuck())
-
-    @property
     def used_bytes(self) -> int:
         """Bytes of the arena that are not free."""
         return self._arena.size_bytes - self._arena.free_bytes
-
-    @property
-    def times_out_at_us(self) -> int | None:
-        """When the oldest read in progress is given up; None while there is none."""
-        return self._in_flight.times_out_at_us
 
     def read_bytes(self, number: SliceId) -> int:
         """Returns the bytes that are read from the disk for a slice: its pages."""
@@ -134,7 +119,7 @@ class ClusterMemory:
             is_ahead=is_prefetch,
         )
         self._loading[number] = self._waiting[number] = read
-        self._loading_bytes += read.arena_bytes
+        self._loading_bytes += self.arena_bytes(number)
 
     def requeue(self, number: SliceId, *, is_ahead: bool) -> None:
         """A read is the last one of those that queries wait for, or of those ahead, from now on.
@@ -163,43 +148,36 @@ class ClusterMemory:
     def advance(self) -> list[ReadEvent]:
         """Starts reads, and returns how reads ended since the last call. Does not block.
 
-        Call it until it returns nothing, and whenever the waker wakes or `times_out_at_us` is over.
+        Call it until it returns nothing, and whenever the waker wakes or a read times out.
         """
-        for batch, read in self._in_flight.ended():
-            self._end(batch, read)
+        for batch in self.reader.ended():
+            self._end(batch)
+        for batch in [one for one in self._stuck if one.has_ended]:
+            self._stuck.remove(batch)
+            self._outbox.append(RoomFreed(slice_id=batch.owner.number))
         self._give_up_waiting()
         self._start()
-        self._check()
         self._show()
         events, self._outbox = self._outbox, []
         return events
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where slices, reads and arena disagree."""
-        self._arena.check_integrity()
-        stuck = self._in_flight.stuck()
         spans = [spans for spans, _ in self._resident.values()]
-        spans += [read.spans for read in (*self._loading.values(), *stuck)]
-        assert self._arena.free_bytes + sum(map(spans_bytes, spans)) == self._arena.size_bytes
-        assert self._loading_bytes == sum(read.arena_bytes for read in self._loading.values())
-        working = [*self._waiting.values(), *self._in_flight.owners(), *self._unchecked]
-        working += [read for reads, _ in self._checks for read in reads]
+        spans += [read.spans for read in self._waiting.values()]
+        self.reader.check_integrity(sum(span.size_bytes for each in spans for span in each))
+        assert self._loading_bytes == sum(map(self.arena_bytes, self._loading))
+        working = [
+            *self._waiting.values(),
+            *(one.owner for one in self.reader.batches if not one.is_given_up),
+        ]
         assert len(working) == len(self._loading), "a read is lost, or done twice"
         assert all(self._loading[read.number] is read for read in working)
 
-    def close(self, timeout_s: float) -> bool:
-        """Ends all reads and frees the memory; blocks for up to `timeout_s`.
-
-        Call nothing but `close` from now on. Returns whether the kernel has ended all reads: the
-        files must not be closed before.
-        """
-        self._checker.shutdown(cancel_futures=True)
-        has_ended = self._in_flight.close(timeout_s)
-        if has_ended:
-            self._resident.clear()
-            self._checks.clear()
-            self._arena.close()
-        return has_ended
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Ends all reads and frees the memory; see `Reader.close`."""
+        self._resident.clear()
+        return self.reader.close(timeout_s)
 
     # ---- reads
 
@@ -207,7 +185,7 @@ class ClusterMemory:
         """Gives reads to the kernel: those that queries wait for, then those ahead."""
         if not self._waiting:
             return
-        begun = self._in_flight.owners()
+        begun = [batch.owner for batch in self.reader.in_kernel]
         begun_bytes = sum(read.extent.size_bytes for read in begun)
         ahead = sum(read.is_ahead for read in begun)
         for read in sorted(self._waiting.values(), key=lambda read: read.is_ahead):
@@ -218,86 +196,89 @@ class ClusterMemory:
             del self._waiting[read.number]
             begun_bytes += read.extent.size_bytes
             ahead += read.is_ahead
-            page_bytes = self._verifier.layout.page_bytes
-            read_bytes = max(1, READ_BYTES_MAX // page_bytes) * page_bytes
-            self._in_flight.submit(first_batch(read, self._arena.view, read_bytes), read)
+            self._submit(read)
 
-    def _end(self, batch: PageBatch[Any], read: SliceRead) -> None:
+    def _submit(self, read: SliceRead) -> None:
+        extent, page_bytes = read.extent, self._layout.page_bytes
+        most_bytes = max(1, READ_BYTES_MAX // page_bytes) * page_bytes
+        pieces = cut_spans(read.spans, extent.size_bytes, most_bytes)
+        sizes = np.array([piece.size_bytes for piece in pieces], np.int64)
+        self.reader.submit(
+            read,
+            np.full(len(pieces), extent.segment, np.int64),
+            extent.offset_bytes + np.cumsum(sizes) - sizes,
+            sizes,
+            read.spans,
+            np.array([piece.offset_bytes for piece in pieces], np.int64),
+        )
+
+    def _end(self, batch: PageBatch[SliceRead]) -> None:
         """A batch has ended, or is given up."""
-        read_bytes = int(np.maximum(batch.read_bytes, 0).sum())
-        self._metrics.bytes_read.labels(purpose=read.purpose).inc(read_bytes)
-        if not batch.is_given_up:
+        read = batch.owner
+        self._metrics.bytes_read.labels(purpose=read.purpose).inc(batch.bytes_read)
+        if batch.is_given_up:
+            self._stuck.append(batch)
+        else:
             self._last_end_us = self._clock.now_us()
-        if not batch.errors:
-            self._unchecked.append(read)
+        if batch.errors:
+            self._fail(read, batch.errors[min(batch.errors)], is_stuck=batch.is_given_up)
             return
-        self._fail(read, batch.errors[min(batch.errors)], is_stuck=batch.is_given_up)
+        self._leave(read)
+        batch.spans = ()  # they are kept
+        self._resident[read.number] = read.spans, self._pages(read)
+        self._outbox.append(ReadEnded(slice_id=read.number))
+
+    def _pages(self, read: SliceRead) -> ClusterPages:
+        size_bytes, extent = read.extent.size_bytes, read.extent
+        views = self._arena.views(cut_spans(read.spans, size_bytes, size_bytes))
+        pieces = tuple(
+            np.frombuffer(view.toreadonly(), np.uint8).reshape(-1, self._layout.page_bytes)
+            for view in views
+        )
+        return ClusterPages(
+            extent.cluster, self._layout, extent.row_count, pieces, extent.first_page
+        )
 
     def _give_up_waiting(self) -> None:
         """Where the disk has ended nothing for so long, what waits for it will not come either."""
-        before_us = self._clock.now_us() - self._timeout_us
+        before_us = self._clock.now_us() - self.reader.timeout_us
         if self._waiting and self._last_end_us < before_us:
             for read in [one for one in self._waiting.values() if one.started_us < before_us]:
                 del self._waiting[read.number]
-                self._fail(read, timed_out(self._timeout_us), is_stuck=False)
-
-    def _check(self) -> None:
-        """Has what was read verified, and takes what was found."""
-        if self._unchecked:
-            reads, self._unchecked = self._unchecked, []
-            check = self._checker.submit(self._errors_of, reads)
-            check.add_done_callback(lambda _: self._waker.wake())
-            self._checks.append((reads, check))
-        while self._checks and self._checks[0][1].done():
-            reads, check = self._checks.popleft()
-            for read, error in zip(reads, check.result(), strict=True):
-                if error is None:
-                    self._keep(read)
-                else:
-                    self._fail(read, error, is_stuck=False)
-
-    def _errors_of(self, reads: Sequence[SliceRead]) -> list[ReadError | None]:
-        """Called on the thread that verifies."""
-        return [self._verifier.check(read.extent, self._views(read)) for read in reads]
-
-    def _views(self, read: SliceRead) -> tuple[memoryview, ...]:
-        return self._arena.views(read.used)
-
-    # ---- ends
-
-    def _keep(self, read: SliceRead) -> None:
-        self._leave(read)
-        pages = self._verifier.pages(read.extent, self._views(read))
-        self._resident[read.number] = read.spans, pages
-        self._outbox.append(ReadEnded(slice_id=read.number))
+                self._arena.free(read.spans)
+                self._fail(read, timed_out(self.reader.timeout_us), is_stuck=False)
 
     def _fail(self, read: SliceRead, error: ReadError, *, is_stuck: bool) -> None:
         self._leave(read)
-        read.is_stuck = is_stuck
-        if not is_stuck:
-            self._arena.free(read.spans)
-        error = of_cluster(error, read.extent, self._verifier.paths[read.extent.segment])
-        if isinstance(error, CorruptionError):
-            self._metrics.clusters_damaged.inc()
-            _log.error("cluster damaged", cluster=read.extent.cluster, error=str(error))
-        else:
-            _log.error("cluster not read", cluster=read.extent.cluster, error=str(error))
+        extent = read.extent
+        error = _of_cluster(error, extent, self.reader.files.path(extent.segment))
+        is_damaged = isinstance(error, CorruptionError)
+        self._metrics.clusters_damaged.inc(is_damaged)
+        event = "cluster damaged" if is_damaged else "cluster not read"
+        _log.error(event, cluster=extent.cluster, error=str(error))
         self._outbox.append(ReadFailed(slice_id=read.number, error=error, is_stuck=is_stuck))
 
     def _leave(self, read: SliceRead) -> None:
         """A read is over, for the caller."""
         del self._loading[read.number]
-        self._loading_bytes -= read.arena_bytes
-
-    def _free(self, read: SliceRead) -> None:
-        """The kernel does not use the memory of `read` any more."""
-        if read.is_stuck:
-            self._arena.free(read.spans)
-            self._outbox.append(RoomFreed(slice_id=read.number))
+        self._loading_bytes -= self.arena_bytes(read.number)
 
     def _show(self) -> None:
-        stuck_bytes = self.stuck_bytes
+        stuck_bytes = self.reader.stuck_bytes
         shown = self._metrics.resident_bytes
         shown.labels(kind="resident").set(self.used_bytes - self._loading_bytes - stuck_bytes)
         shown.labels(kind="in_flight").set(self._loading_bytes)
         shown.labels(kind="stuck").set(stuck_bytes)
+
+
+def _of_cluster(error: ReadError, extent: ClusterExtent, path: str) -> ReadError:
+    """Returns the error with the cluster and its place in the segment `path` in its message."""
+    where = f"cluster {extent.cluster} at byte {extent.offset_bytes} of {path}"
+    message = f"{where} could not be read: {error}"
+    if isinstance(error, CorruptionError):
+        message += (
+            ". The cluster is skipped, never scored; `carpool index verify` lists all that is "
+            "damaged"
+        )
+        return CorruptionError(message, path=error.path, offset_bytes=error.offset_bytes)
+    return RetryableError(message)

@@ -177,3 +177,17 @@ class Arena:
         del self._first_before[first + length]
         del self._by_length[bisect_left(self._by_length, (length, first))]
         return length
+
+
+def cut_spans(spans: Spans, size_bytes: int, most_bytes: int) -> Spans:
+    """Returns the first `size_bytes` of `spans` in pieces of at most `most_bytes` each."""
+    pieces = []
+    for span in spans:
+        at_bytes, end_bytes = 0, min(span.size_bytes, size_bytes)
+        size_bytes -= end_bytes
+        while at_bytes < end_bytes:
+            piece_bytes = min(most_bytes, end_bytes - at_bytes)
+            offset_bytes = span.offset_bytes + at_bytes
+            pieces.append(Span(offset_bytes=offset_bytes, size_bytes=piece_bytes))
+            at_bytes += piece_bytes
+    return tuple(pieces)

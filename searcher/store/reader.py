@@ -70,18 +70,18 @@ class Reader(Generic[Owner]):
         self._sums = sums
         self._aside = ThreadPoolExecutor(1, "verify") if verifies_aside else None
         self._verified: deque[tuple[PageBatch[Owner], Future[None]]] = deque()
-        self._batches: dict[PageBatch[Owner], None] = {}  # whose memory is not free
+        self.batches: dict[PageBatch[Owner], None] = {}  # whose memory is not free
 
     @property
     def in_kernel(self) -> list[PageBatch[Owner]]:
         """The batches that have not ended and are not given up, oldest first."""
-        return [one for one in self._batches if not (one.has_ended or one.is_given_up)]
+        return [one for one in self.batches if not (one.has_ended or one.is_given_up)]
 
     @property
     def stuck_bytes(self) -> int:
         """Bytes of memory of the batches that were given up, and that the kernel still has."""
         return sum(
-            one.memory_bytes for one in self._batches if one.is_given_up and not one.has_ended
+            one.memory_bytes for one in self.batches if one.is_given_up and not one.has_ended
         )
 
     @property
@@ -124,7 +124,7 @@ class Reader(Generic[Owner]):
             starts=starts,
             spans=spans,
         )
-        self._batches[batch] = None
+        self.batches[batch] = None
         self._reads.submit(batch)
         return batch
 
@@ -161,13 +161,13 @@ class Reader(Generic[Owner]):
         """One of the holders of the memory of a batch does not use it any more."""
         batch.holders -= 1
         if not batch.holders:
-            del self._batches[batch]
+            del self.batches[batch]
             self.memory.free(batch.spans)
 
     def check_integrity(self, kept_bytes: int = 0) -> None:
         """Raises `AssertionError` where memory was lost; `kept_bytes`: what callers took."""
         self.memory.check_integrity()
-        taken_bytes = sum(batch.memory_bytes for batch in self._batches)
+        taken_bytes = sum(batch.memory_bytes for batch in self.batches)
         assert taken_bytes + kept_bytes + self.memory.free_bytes == self.memory.size_bytes
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
@@ -181,7 +181,7 @@ class Reader(Generic[Owner]):
         has_ended = self._reads.close(timeout_s)
         if has_ended:
             self.files.close()
-            self._batches.clear()
+            self.batches.clear()
             self._verified.clear()
             self.memory.close()
         return has_ended

@@ -19,14 +19,15 @@ from carpool.errors import ReadError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.memory import cluster_memory
-from searcher.memory.cluster_memory import ClusterMemory
+from searcher.memory.cluster_memory import ClusterMemory, SliceRead
 from searcher.plan.cluster_steps import ReadEvent, ReadFailed
+from searcher.settings import SearcherSettings
 from searcher.store.arena import Arena
-from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import ThreadPageReads
+from searcher.store.reader import Reader
 from searcher.store.waker import Waker
 from tests.disk.helpers import make_content, write_index
 from tests.rig.faulty_disk import Fault, FaultyDisk, PageRead
+from tests.searcher.faults import Disks
 from tests.waiting import WAIT_S, wait_until
 
 Error = TypeVar("Error", bound=ReadError)
@@ -106,19 +107,21 @@ def running(
     """Small blocks and reads, so that clusters come in many pieces. `paths`: damaged copies."""
     arena = Arena(arena_bytes, block_pages * stored.layout.page_bytes)
     metrics, clock, waker = Metrics(), SystemClock(), Waker()
-    files = SegmentFiles(paths or stored.paths, "auto")
-    disk = FaultyDisk(ThreadPageReads(files, waker, clock, 4), waker, fault)
-    memory = ClusterMemory(
-        layout=stored.layout,
-        extents=stored.extents,
-        paths=[path.name for path in stored.paths],
+    disks = Disks()
+    reader: Reader[SliceRead] = Reader(
+        paths or stored.paths,
+        arena,
+        SearcherSettings(read_timeout_ms=timeout_us // 1_000, direct_io="auto"),
+        waker,
+        clock,
         sums=stored.sums,
-        arena=arena,
-        reads=disk,
-        waker=waker,
-        timeout_us=timeout_us,
-        metrics=metrics,
-        clock=clock,
+        verifies_aside=True,
+        open_reads=disks,
+    )
+    disk = disks[0]
+    disk.fault = fault
+    memory = ClusterMemory(
+        layout=stored.layout, extents=stored.extents, reader=reader, metrics=metrics, clock=clock
     )
     limits = {
         "IN_FLIGHT_BYTES_MAX": in_flight_bytes,
@@ -132,7 +135,6 @@ def running(
     finally:
         disk.release()
         assert memory.close(WAIT_S)
-        files.close()
         waker.close()
 
 

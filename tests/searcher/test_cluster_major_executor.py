@@ -108,7 +108,8 @@ def test_windows_of_bad_reads_return_all_their_memory(index: SmallIndex) -> None
         here.join(queries, clusters)
         here.take(8)
         wait_until(
-            lambda: not here.memory.stuck_bytes, "what hung came back, and its memory did not"
+            lambda: not here.memory.reader.stuck_bytes,
+            "what hung came back, and its memory did not",
         )
         residents = here.memory.residents()
         assert here.memory.used_bytes == sum(

@@ -149,14 +149,14 @@ def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_c
         error = error_of(events[B], RetryableError, is_stuck=True)
         assert "read_timeout_ms" in str(error)
         stuck_bytes = it.sample("resident_bytes", kind="stuck")
-        assert it.memory.stuck_bytes == it.memory.arena_bytes(B) == stuck_bytes
+        assert it.memory.reader.stuck_bytes == it.memory.arena_bytes(B) == stuck_bytes
         it.memory.check_integrity()
         it.disk.fault = no_fault
         assert isinstance(it.read(B)[B], ReadEnded)  # also while the other read of it hangs
         check_rows(it.memory, stored, B)
         it.disk.release()
         assert it.take(1) == [RoomFreed(slice_id=B)]
-        assert it.memory.stuck_bytes == 0
+        assert it.memory.reader.stuck_bytes == 0
         used_bytes = it.memory.arena_bytes(A) + it.memory.arena_bytes(B)
         assert it.arena.free_bytes == it.arena.size_bytes - used_bytes
 
@@ -167,7 +167,7 @@ def test_reads_that_wait_behind_a_disk_that_hangs_altogether_break_too(stored: S
         assert all(isinstance(event, ReadFailed) for event in broken.values())
         stuck = [key for key, event in broken.items() if getattr(event, "is_stuck", False)]
         assert stuck == [A]
-        assert it.memory.used_bytes == it.memory.stuck_bytes == it.memory.arena_bytes(A)
+        assert it.memory.used_bytes == it.memory.reader.stuck_bytes == it.memory.arena_bytes(A)
         it.disk.release()
         assert it.take(1) == [RoomFreed(slice_id=A)]
         assert it.arena.free_bytes == it.arena.size_bytes

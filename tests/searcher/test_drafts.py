@@ -16,9 +16,9 @@ from searcher.executor import SearchDraft
 from searcher.plan.cluster_steps import Joined, Wanted
 from searcher.plan.read_speed import ReadSpeed
 from searcher.scoring.top_k import TopK
-from searcher.store.file_reads import OpenReads
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageReads, ThreadPageReads
+from searcher.store.reader import OpenReads
 from searcher.store.waker import Waker
 from tests.rig.faulty_disk import FaultyDisk, SlowDisk
 from tests.searcher.cluster_worlds import ids, world

@@ -18,9 +18,7 @@ from carpool.errors import CorruptionError, RetryableError
 from searcher.store.files import SegmentFiles
 from searcher.store.kernel_page_reads import KernelPageReads
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
-from searcher.store.reads_in_flight import ReadsInFlight
 from searcher.store.waker import Waker
-from tests.clocks import HandClock
 from tests.waiting import WAIT_S, wait_until
 
 PAGE = 4096
@@ -185,67 +183,6 @@ def test_a_read_that_the_kernel_fails_is_done_once_more(
         assert bytes(batch.buffer) == expected(files, batch) and not batch.errors
     else:
         assert isinstance(batch.errors[1], RetryableError) and len(batch.errors) == 1
-
-
-# ---- reads that hang
-
-
-class Pipes(SegmentFiles):
-    """Files that give what is written into them, when it is written."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__([], "auto")
-        self.ends = [os.pipe() for _ in range(count)]
-        self.begun = threading.Semaphore(0)
-
-    def fill(self, file: int, view: memoryview, offset_bytes: int) -> int:
-        self.begun.release()
-        return os.readv(self.ends[file][0], [view])
-
-    def write(self, file: int) -> None:
-        assert os.write(self.ends[file][1], b"x" * PAGE) == PAGE
-
-    def close(self) -> None:
-        for end in (end for ends in self.ends for end in ends):
-            os.close(end)
-
-
-def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_they_end() -> None:
-    """As many hang as there are threads."""
-    files = Pipes(5)
-    clock, waker, freed = HandClock(0), Waker(), list[str]()
-    reads = ThreadPageReads(files, waker, clock, 2)
-    here: ReadsInFlight[str] = ReadsInFlight(reads, 100, clock, freed.append)
-
-    def take(count: int) -> dict[str, PageBatch[None]]:
-        found: dict[str, PageBatch[None]] = {}
-
-        def came() -> bool:
-            found.update({owner: batch for batch, owner in here.ended()})
-            return len(found) >= count
-
-        wait_until(came, lambda: found)
-        return found
-
-    for file, owner in enumerate(("one", "two")):
-        here.submit(batch_of([(file, 0, 1)]), owner)
-    assert list(here.ended()) == [] and here.times_out_at_us == 100 and len(here) == 2
-    assert files.begun.acquire(timeout=WAIT_S) and files.begun.acquire(timeout=WAIT_S)
-    clock.time_us = 101
-    given_up = take(2)
-    for batch in given_up.values():
-        assert batch.is_given_up and isinstance(batch.errors[0], RetryableError)
-    assert here.stuck() == ["one", "two"] and len(here) == 0 and here.times_out_at_us is None
-    here.submit(batch_of([(2, 0, 1)]), "three")
-    files.write(2)
-    assert not take(1)["three"].errors and freed == ["three"]
-    assert not here.close(0.0)
-    for file in (0, 1):
-        files.write(file)
-    assert here.close(WAIT_S)
-    assert freed == ["three"] and not here.stuck()
-    files.close()
-    waker.close()
 
 
 def test_threads_that_close_drop_what_has_not_begun(files: Any) -> None:
