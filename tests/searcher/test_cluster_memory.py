@@ -78,25 +78,6 @@ def test_a_scattered_cluster_is_read_into_its_pieces_and_each_of_its_pages_is_ch
             flip(paths[extent.segment], at_bytes + 17)
 
 
-# ---- what breaks
-
-
-def test_a_read_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(
-    stored: Stored,
-) -> None:
-    def fail(read: PageRead) -> Fault:
-        return RetryableError("the cable is out") if read[:2] == first_read(stored, B) else None
-
-    with running(stored, fault=fail) as it:
-        free_bytes = it.arena.free_bytes
-        events = it.read(A, B)
-        assert "the cable is out" in str(error_of(events[B], RetryableError))
-        assert [read[:2] for read in it.disk.seen].count(first_read(stored, B)) == 2
-        assert isinstance(events[A], ReadEnded)
-        assert it.arena.free_bytes == free_bytes - it.memory.arena_bytes(A)
-        assert isinstance(it.read(C)[C], ReadEnded)  # and the next one goes on
-
-
 # ---- which read begins
 
 

@@ -221,27 +221,6 @@ def test_a_passing_error_is_tried_again_and_a_bad_page_fails_only_what_is_in_it(
     assert found == expected | failed
 
 
-def test_reads_that_hang_are_given_up_and_their_buffers_come_back(folder: Path) -> None:
-    results = random_results(500, 20)
-    clock = SystemClock()
-    with reading(folder, slots=2, slot_pages=8, timeout_us=1_000_000) as here:
-        expected = here.expected(results)
-        for number in (1, 2):  # both buffers, then none is left
-            here.pages.fault = lambda read: "hang"
-            began_us = clock.now_us()
-            found = here.read([results[number]])
-            assert clock.now_us() - began_us < 5_000_000
-            assert isinstance(found[0], RetryableError)
-            assert "read_timeout_ms" in str(found[0])
-            here.pages.fault = no_fault
-            if number == 1:
-                assert here.read(results) == expected, "one buffer is enough"
-        found = here.read(results)
-        assert all("no memory to read into" in str(one) for one in found.values())
-        here.pages.release()
-        assert here.read(results) == expected
-
-
 def test_a_disk_that_hangs_delays_a_batch_by_one_time_limit(folder: Path) -> None:
     results = random_results(500, 40)
     with reading(folder, slots=4, slot_pages=4, timeout_us=1_000_000) as here:
