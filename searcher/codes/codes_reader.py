@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from carpool.arrays import UInt8
-from carpool.disk.code_files import CodeExtent
+from carpool.disk.extents import CodeExtent
 from carpool.disk.index import OpenCodes
 from carpool.errors import ReadError
 from schemas.record import ClusterId

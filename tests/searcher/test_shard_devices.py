@@ -81,7 +81,7 @@ def test_real_questions_find_the_ids_of_an_exact_search(kind: Kind) -> None:
         rows = np.flatnonzero(owners == cluster)
         device.load(ClusterId(cluster), int(rows[0]), passages[rows])
     probes = np.argsort(-(questions @ centroids.T), axis=1)[:, :10]
-    count = first_count(device.codec, "default", top_k)
+    count = first_count(device.codec, top_k)
     proposed, _ = device.scan(questions, list(probes), count)
     missed = 0
     for question, probed, found in zip(questions, probes, proposed, strict=True):
