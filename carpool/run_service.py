@@ -17,23 +17,31 @@ import structlog
 
 from carpool.clock import Clock, SystemClock
 from carpool.errors import CarpoolError
-from carpool.kafka.checks import Deployment
+from carpool.kafka.checks import DeliveryName, Deployment
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
 from carpool.kafka.deployment import WATCH_S, DeploymentWatch, check_deployment, require_fit
+from carpool.kafka.fencing import transactional_id
+from carpool.kafka.librdkafka import (
+    LibrdkafkaConsumer,
+    LibrdkafkaProducer,
+    LibrdkafkaTransactionalProducer,
+)
 from carpool.kafka.librdkafka.namesake import configured_instance_id, wait_until_name_is_free
 from carpool.kafka.librdkafka.purge import PURGE_S, ProcessedRecordsPurge
 from carpool.kafka.settings import KafkaSettings
-from carpool.loop.delivery.factory import make_consumer, make_delivery
+from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
+from carpool.loop.delivery.delivery import Delivery, LoopParts, MakeDelivery
+from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
 from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.refusal import Refusal
 from carpool.loop.retry import FailureLimits
 from carpool.loop.stage import R, Stage
-from carpool.loop.tracing.setup import make_tracer
 from carpool.telemetry.http import TelemetryServer
 from carpool.telemetry.logs import configure_logs
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.settings import HttpSettings, LogSettings
+from carpool.tracing.setup import make_tracer
 from schemas.answer import Stage as StageName
 from schemas.topics import RETRY_TOPICS, TOPICS, Topic, is_batch
 
@@ -47,6 +55,20 @@ SWITCH_S = 0.0005
 A query crosses many threads, and the polling thread releases the interpreter at every record. With
 Python's default of 5 ms, one busy thread delays all others.
 """
+
+COMMIT_INTERVAL_MS = 20
+"""Longest pause between two transactions; it grows with the rate of records."""
+OFFSETS_INTERVAL_MS = 100
+"""Pause between two commits of offsets under at-least-once."""
+CALL_MARGIN_MS = 5_000
+"""A call of a transaction counts as stuck this long after its time-out."""
+BEST_EFFORT = {
+    "enable.idempotence": False,
+    "acks": "1",
+    "message.timeout.ms": 10_000,
+    "queue.buffering.max.messages": 10_000,
+    "linger.ms": 10,
+}
 
 INTERACTIVE_WEIGHT = 16
 """Records of the class interactive that are taken in for one of batch, while both have some."""
@@ -164,7 +186,7 @@ def _watch(
 ) -> None:
     """Starts the threads that delete processed records, and that look at the topics."""
     if deployment.has_transactions:  # the embedded broker cannot delete records
-        _repeat(ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).step, PURGE_S)
+        _repeat(ProcessedRecordsPurge(kafka, loop.positions.committed_offsets).step, PURGE_S)
     _repeat(DeploymentWatch(kafka, TOPICS, group, name, deployment).step, WATCH_S)
 
 
@@ -219,3 +241,44 @@ def _stop_on_signals(stop: Callable[[], None]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
+
+
+def make_consumer(
+    settings: KafkaSettings, group: str, clock: Clock, delivery: DeliveryName
+) -> LibrdkafkaConsumer:
+    """Returns a member of the group. With transactions, it fences the member it takes over from."""
+    if delivery == "at_least_once":
+        return LibrdkafkaConsumer(settings, group, clock)
+    return LibrdkafkaConsumer(
+        settings, group, clock, own_instance_id=configured_instance_id(settings)
+    )
+
+
+def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -> MakeDelivery:
+    """Returns the function with which the loop makes its delivery."""
+
+    def make_hint_producer() -> LibrdkafkaProducer:
+        return LibrdkafkaProducer(settings, BEST_EFFORT)
+
+    def at_least_once(parts: LoopParts) -> Delivery:
+        return AtLeastOnceDelivery(
+            parts,
+            make_producer=lambda: LibrdkafkaProducer(settings),
+            make_hint_producer=make_hint_producer,
+            commit_interval_ms=OFFSETS_INTERVAL_MS,
+        )
+
+    def exactly_once(parts: LoopParts) -> Delivery:
+        instance_id = configured_instance_id(settings)
+        return ExactlyOnceDelivery(
+            parts,
+            make_producer=lambda: LibrdkafkaTransactionalProducer(
+                settings, transactional_id(group, instance_id)
+            ),
+            make_hint_producer=make_hint_producer,
+            instance_id=instance_id,
+            commit_interval_ms=COMMIT_INTERVAL_MS,
+            call_us_max=(settings.request_timeout_ms + CALL_MARGIN_MS) * 1_000,
+        )
+
+    return exactly_once if delivery == "exactly_once" else at_least_once

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from carpool.intakes import group_intake, query_intake, retrieval_intake
 from carpool.loop.priority.intake_queues import Intake
-from carpool.loop.retry import read_query
 from carpool.loop.stage import R
 from cli.options import Sources, spread
 from cli.settings import CarpoolSettings, load
 from schemas.answer import Stage as StageName
-from schemas.codec import decode, decode_retrieval
-from schemas.group import Group
 from schemas.topics import (
     ANSWERS,
     CANCELS,
@@ -72,7 +70,7 @@ def grouper(
             needs_horizon=lambda folder: uses_horizon(folder, settings.searcher),
         ),
         settings.grouper.intake_queries_max,
-        Intake(topic=QUERIES.name, decode=read_query),
+        query_intake(),
     )
 
 
@@ -98,11 +96,7 @@ def searcher(
         settings,
         lambda metrics, clock: build_stage(settings.searcher, settings.index, metrics, clock),
         QUERIES_IN_HAND_MAX,
-        Intake(
-            topic=GROUPS.name,
-            decode=lambda message: decode(Group, message.value, message.headers),
-            parts=lambda group: len(group.queries),
-        ),
+        group_intake(),
     )
 
 
@@ -145,10 +139,7 @@ def generator(
             TopicLog(settings.kafka, clock, RETRIEVAL_DRAFTS),
         ),
         settings.generator.prompts_max(len(settings.llm.base_urls())),
-        Intake(
-            topic=RETRIEVALS.name,
-            decode=lambda message: decode_retrieval(message.value, message.headers),
-        ),
+        retrieval_intake(),
     )
 
 

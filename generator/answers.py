@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 import carpool
+from carpool.endings import AskedQuery
+from carpool.loop.stage import Done, Unit
 from carpool.workflow.steps import Said
 from generator.citing import Citing
 from generator.plan.query_digest import query_digest
@@ -24,14 +27,11 @@ from schemas.answer import (
     Status,
     Usage,
     steps_done,
-    unanswered,
 )
 from schemas.query import results_of
 from schemas.retrieval import Hit, Retrieval
 
 SOFTWARE = f"carpool/{carpool.__version__}"
-TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
-WITHDRAWN = "the asker withdrew this question (rag.cancels.v1); ask again under another id"
 PASSAGE_CHARS_MAX = 1_000_000
 """As much as a prompt may show of a passage: of a text that was written before, it is not known."""
 NOTHING_FOUND = "No passage was found."
@@ -143,11 +143,9 @@ def _given_before(retrieval: Retrieval, text: str) -> Mapping[int, Hit]:
     return {number: hit for number, hit in numbered if hit.doc_id not in left_out}
 
 
-def ended_early(
-    retrieval: Retrieval, kind: ErrorType, message: str, progress: QueryProgress, now_us: int
-) -> Answer:
+def ended_early(asked: AskedQuery, retrieval: Retrieval, kind: ErrorType, message: str) -> Answer:
     """Returns the answer of a workflow that may not go on: `partial`, with its last text."""
-    answer = failed(retrieval, progress, now_us, kind, message, status="partial")
+    answer = asked.answer("partial", kind, message)
     texts = [step.text for step in answer.steps if step.kind == "generate" and step.text.strip()]
     return msgspec.structs.replace(
         answer, answer=texts[-1] if texts else None, usage=_usage_of_steps(retrieval)
@@ -256,41 +254,20 @@ def _reused(usage: Usage | None) -> Usage | None:
     return Usage(reused_tokens=usage.input_tokens + usage.output_tokens + usage.reused_tokens)
 
 
-def failed(
-    retrieval: Retrieval,
-    progress: QueryProgress,
-    now_us: int,
-    error_type: ErrorType,
-    message: str,
-    *,
-    status: Status = "failed",
-    retryable: bool = False,
-) -> Answer:
-    """Returns the `failed` answer of a query, or one of another `status`, with the reason."""
-    return unanswered(
-        query_id=retrieval.query.query_id,
-        status=status,
-        stage="generator",
-        error_type=error_type,
-        message=message,
-        retryable=retryable,
-        source=retrieval.source,
-        timings_ms=_timings_ms(retrieval, progress, now_us),
+def asked_of(unit: Unit[Retrieval], progress: QueryProgress, now_us: int) -> AskedQuery:
+    """Returns the query of a unit, for its end without an answer of the model."""
+    return replace(
+        AskedQuery.of(unit, stage="generator"),
         attempts=max(1, progress.attempts),
-        query=retrieval.query,
+        timings_ms=_timings_ms(unit.record, progress, now_us),
     )
 
 
-def expired(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answer:
-    """Returns the answer of a query whose deadline has passed."""
+def expired(asked: AskedQuery, progress: QueryProgress, now_us: int) -> Done:
+    """Returns the end of a query whose deadline has passed."""
     trouble = progress.trouble
-    said = f"{TOO_LATE}; the LLM server, the last time: {trouble}" if trouble else TOO_LATE
-    return failed(retrieval, progress, now_us, "expired", said, status="expired", retryable=True)
-
-
-def cancelled(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answer:
-    """Returns the answer of a query that its asker has withdrawn."""
-    return failed(retrieval, progress, now_us, "cancelled", WITHDRAWN, status="cancelled")
+    note = f"; the LLM server, the last time: {trouble}" if trouble else ""
+    return asked.expired(now_us, "an answer was written", note)
 
 
 def _timings_ms(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> dict[str, float]:

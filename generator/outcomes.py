@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, cast
@@ -10,10 +10,10 @@ from typing import Literal, cast
 import msgspec
 
 from carpool.clock import Clock
+from carpool.endings import AskedQuery
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
-from carpool.loop.stage import Done, LateOutputs, QueryFailure, Sink, Unit
-from carpool.loop.tracing.operation import Operation
+from carpool.loop.stage import Done, LateOutputs, Operation, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.workflow.journal import with_results
 from carpool.workflow.program import NextSteps, Ran
@@ -21,16 +21,15 @@ from carpool.workflow.running import RunningPrograms
 from carpool.workflow.steps import Generate, Said, WorkflowError
 from generator.answers import (
     answered,
-    cancelled,
+    asked_of,
     ended_early,
     expired,
     extracted,
-    failed,
     written_before,
 )
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.llm.servers import LlmServers
-from generator.outputs import bounded_answer_output, partial_output
+from generator.outputs import final, next_output, partial_output
 from generator.plan.dispatch_events import QueryEnd
 from generator.prompts import PreparedPrompt
 from generator.query_in_progress import (
@@ -39,12 +38,10 @@ from generator.query_in_progress import (
     QueryInProgress,
     QueryProgress,
     StepTexts,
-    query_failure,
 )
 from generator.settings import GeneratorSettings
 from generator.tracing import inference, step_span
 from generator.warmer import Warmed
-from generator.workflow.next_record import next_output
 from generator.workflow.turns import Turn, next_turn
 from schemas.answer import Answer, ErrorType, steps_done
 from schemas.errors import RecordError
@@ -53,6 +50,8 @@ from schemas.query import Query, finished_steps
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult
 
+EarlyEnd = Callable[[AskedQuery, int], Done]
+"""Makes an end of a query at a time."""
 STARTED = "a stage is started before it is offered anything"
 
 
@@ -91,17 +90,17 @@ class Outcomes:
                 return
             work.texts.is_over = True
         if how == "given_up":
-            self._give_up(work, now_us)
+            self._give_up(work)
         elif how == "cancelled":
-            self._hand_over(work.unit, cancelled(retrieval, work.progress, now_us), now_us)
+            self._end_early(work.unit, work.progress, AskedQuery.cancelled)
         elif how == "answered" and isinstance(outcome, PromptRefused):
-            self.refuse(work.unit, work.progress, now_us, "llm_refused", str(outcome))
+            self.refuse(work.unit, work.progress, "llm_refused", str(outcome))
         elif how == "expired" or _is_late(retrieval, now_us):
             # A result may be late too, if the event loop was busy.
             self._expire(work.unit, work.progress)
         else:
             assert isinstance(outcome, Answered)
-            self._submit(retrieval, outcome)
+            self._submit(retrieval, *outcome)
 
     def run_program(
         self, unit: Unit[Retrieval], progress: QueryProgress, then: Callable[[NextSteps], None]
@@ -132,13 +131,19 @@ class Outcomes:
     def cancel_program(self, unit_id: int) -> None:
         """Answers a workflow that is withdrawn before its program was run."""
         if (unit := self._programs.withdraw(unit_id)) is not None:
-            now_us = self._clock.now_us()
-            answer = cancelled(unit.record, QueryProgress(arrived_us=now_us), now_us)
-            self._hand_over(unit, answer, now_us)
+            self._end_early(
+                unit, QueryProgress(arrived_us=self._clock.now_us()), AskedQuery.cancelled
+            )
 
     def _expire(self, unit: Unit[Retrieval], progress: QueryProgress) -> None:
+        self._end_early(unit, progress, lambda asked, now_us: expired(asked, progress, now_us))
+
+    def _end_early(self, unit: Unit[Retrieval], progress: QueryProgress, end: EarlyEnd) -> None:
+        """Hands over an end without an answer of the model, which `end` makes now."""
         now_us = self._clock.now_us()
-        self._hand_over(unit, expired(unit.record, progress, now_us), now_us)
+        asked = asked_of(unit, progress, now_us)
+        done = end(asked, now_us)
+        self._submit(unit.record, done.early, asked.timings_ms, done)
 
     def go_on(
         self,
@@ -149,7 +154,7 @@ class Outcomes:
     ) -> None:
         """Writes the next record of a workflow. Raises `WorkflowError`."""
         assert self.sink is not None, STARTED
-        output = next_output(turn, unit.record, now_us)
+        output = next_output(turn, unit, now_us)
         parts = ((unit.id, 0),)
         self.sink.done(Done(parts=parts, outputs=(output,), operations=tuple(operations)))
 
@@ -161,26 +166,28 @@ class Outcomes:
         except WorkflowError as error:
             self._end_workflow(unit, progress, error)
         except RecordError as error:
-            self.refuse(unit, progress, self._clock.now_us(), error.reason, str(error))
+            self.refuse(unit, progress, error.reason, str(error))
 
     def _end_workflow(
         self, unit: Unit[Retrieval], progress: QueryProgress, error: WorkflowError
     ) -> None:
         """Answers a workflow that cannot go on: `partial` at a limit, else `failed`."""
-        kind, now_us = cast(ErrorType, error.kind), self._clock.now_us()
+        kind = cast(ErrorType, error.kind)
         if error.kind != "workflow_limit":
-            self.refuse(unit, progress, now_us, kind, str(error))
+            self.refuse(unit, progress, kind, str(error))
             return
-        answer = ended_early(unit.record, kind, str(error), progress, now_us)
-        self._hand_over(unit, answer, now_us, late=self._late(unit, progress))
+
+        def end(asked: AskedQuery, now_us: int) -> Done:
+            answer = ended_early(asked, unit.record, kind, str(error))
+            return replace(asked.ended(answer, now_us), late=self._late(unit, progress))
+
+        self._end_early(unit, progress, end)
 
     def write(
         self, unit: Unit[Retrieval], said: Said, progress: QueryProgress, now_us: int
     ) -> None:
         """Answers a workflow with a text that an earlier step wrote."""
-        answer = written_before(unit.record, said, progress, now_us)
-        late = self._late(unit, progress)
-        self._hand_over(unit, answer, now_us, progress.searches, late=late)
+        self._hand_over(unit, written_before(unit.record, said, progress, now_us), now_us, progress)
 
     def extract(
         self,
@@ -194,22 +201,21 @@ class Outcomes:
         if _is_late(retrieval, now_us):
             self._expire(unit, progress)
             return
-        answer = extracted(retrieval, prepared, progress, now_us)
-        late = self._late(unit, progress)
-        self._hand_over(unit, answer, now_us, progress.searches, late=late)
+        self._hand_over(unit, extracted(retrieval, prepared, progress, now_us), now_us, progress)
 
     def refuse(
         self,
         unit: Unit[Retrieval],
         progress: QueryProgress,
-        now_us: int,
         error_type: ErrorType,
         message: str,
     ) -> None:
         """Answers `failed` a query that no server would answer; the loop adds its dead letter."""
-        answer = failed(unit.record, progress, now_us, error_type, message)
-        failure = query_failure(unit.record, error_type, message, is_refusal=True)
-        self._hand_over(unit, answer, now_us, failure=failure)
+        self._end_early(
+            unit,
+            progress,
+            lambda asked, now_us: asked.failed(now_us, error_type, message, is_refusal=True),
+        )
 
     def written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
         """Sends the next characters of an answer."""
@@ -256,7 +262,7 @@ class Outcomes:
         operation = inference(work, finished, now_us, model=self._model, url=url)
         late = self._late(work.unit, work.progress)
         operations = (*work.progress.searches, operation)
-        made = _ended(work.unit, answer, now_us, operations, late=late)
+        made = _made(work.unit, answer, now_us, operations, late)
         self.count(work, "output", finished)
         self._count_citations(answer)
         return made
@@ -323,56 +329,51 @@ class Outcomes:
 
             self.run_program(unit, work.progress, go_on)
 
-    def _give_up(self, work: QueryInProgress, now_us: int) -> None:
-        retrieval = work.unit.record
+    def _give_up(self, work: QueryInProgress) -> None:
         message = (
             "the LLM server broke off its answer to this query, or accepts other requests only, in "
             f"{work.progress.attempts} requests; the last time: "
             f"{work.progress.trouble or 'an equal prompt was refused'}"
         )
-        answer = failed(retrieval, work.progress, now_us, "llm_refused", message, retryable=True)
-        failure = query_failure(retrieval, "llm_refused", message)
-        self._hand_over(work.unit, answer, now_us, failure=failure)
+        self._end_early(
+            work.unit,
+            work.progress,
+            lambda asked, now_us: asked.failed(now_us, "llm_refused", message, retryable=True),
+        )
 
     def _late(self, unit: Unit[Retrieval], progress: QueryProgress) -> LateOutputs | None:
         """Returns the output in place of an answer whose commit begins after the deadline."""
-        retrieval, partition = unit.record, unit.source.partition
-        deadline_us = retrieval.deadline_us
-        if deadline_us is None:
+        if unit.record.deadline_us is None:
             return None
 
-        def outputs() -> tuple[Output]:
+        def outputs() -> tuple[Output, ...]:
             now_us = self._clock.now_us()
-            answer = expired(retrieval, progress, now_us)
-            return (bounded_answer_output(answer, retrieval.headers, now_us, partition),)
+            return expired(asked_of(unit, progress, now_us), progress, now_us).outputs
 
-        return LateOutputs(deadline_us, outputs)
+        return LateOutputs(unit.record.deadline_us, outputs)
 
     def _hand_over(
-        self,
-        unit: Unit[Retrieval],
-        answer: Answer,
-        now_us: int,
-        operations: tuple[Operation, ...] = (),
-        failure: QueryFailure | None = None,
-        late: LateOutputs | None = None,
+        self, unit: Unit[Retrieval], answer: Answer, now_us: int, progress: QueryProgress
     ) -> None:
-        self._submit(unit.record, _ended(unit, answer, now_us, operations, failure, late))
+        """Hands over an answer that needs no server."""
+        late = self._late(unit, progress)
+        self._submit(unit.record, *_made(unit, answer, now_us, progress.searches, late))
 
-    def _submit(self, retrieval: Retrieval, answered: Answered) -> None:
+    def _submit(
+        self, retrieval: Retrieval, status: str | None, timings_ms: Mapping[str, float], done: Done
+    ) -> None:
         assert self.sink is not None, STARTED
-        answer, done = answered
         journal = retrieval.query.journal
         if journal is not None and (done.failure is None or done.failure.is_refusal):
             metrics = self._metrics.workflow
-            metrics.ended.labels(program=journal.program, status=answer.status).inc()
+            metrics.ended.labels(program=journal.program, status=status).inc()
             metrics.length_steps.observe(finished_steps(retrieval.query))
             metrics.length_rounds.observe(len(journal.rounds))
-        if done.failure is None:  # else the loop counts it, once it has decided on a retry
-            self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
+        if done.early is None:  # else the loop counts it
+            self._metrics.loop.ended.labels(stage="generator", status=status).inc()
         for stage in ("queue_llm", "decode", "total"):
-            if stage in answer.timings_ms:
-                seconds = answer.timings_ms[stage] / 1_000
+            if stage in timings_ms:
+                seconds = timings_ms[stage] / 1_000
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(seconds)
         self.sink.done(done)
 
@@ -394,23 +395,15 @@ def step_result(
     )
 
 
-def _ended(
+def _made(
     unit: Unit[Retrieval],
     answer: Answer,
     now_us: int,
-    operations: tuple[Operation, ...] = (),
-    failure: QueryFailure | None = None,
-    late: LateOutputs | None = None,
+    operations: tuple[Operation, ...],
+    late: LateOutputs | None,
 ) -> Answered:
-    headers, partition = unit.record.headers, unit.source.partition
-    done = Done(
-        parts=((unit.id, 0),),
-        outputs=(bounded_answer_output(answer, headers, now_us, partition),),
-        operations=operations,
-        failure=failure,
-        late=late,
-    )
-    return Answered(answer, done)
+    done = replace(final(unit, answer, now_us), operations=operations, late=late)
+    return Answered(answer.status, answer.timings_ms, done)
 
 
 def _plain_text(text: str) -> str:

@@ -1,47 +1,31 @@
-"""The records that the generator writes: terminal answers, pieces of answers, finished steps."""
+"""The records that the generator writes: answers, pieces of them, and steps of workflows."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import msgspec
 
+from carpool.endings import AskedQuery, answer_output
 from carpool.kafka.records import Output
-from carpool.kafka.sizes import fits, record_bytes
-from carpool.loop.answers import answer_output
-from schemas.answer import Answer, PartialAnswer, StepDone, unanswered
+from carpool.loop.stage import Done, Unit
+from carpool.retrievals import waiting_output
+from carpool.workflow.steps import WorkflowError
+from generator.workflow.turns import SearchNext, Turn
+from schemas.answer import Answer, PartialAnswer, StepDone
 from schemas.codec import encode
-from schemas.record import Headers
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, PARTIAL_ANSWERS
-
-SOURCE = "carpool/generator"
+from schemas.topics import PARTIAL_ANSWERS
 
 
-def bounded_answer_output(
-    answer: Answer, headers: Headers, now_us: int, partition: int | None = None
-) -> Output:
-    """Returns the record of `answer`, or of a `failed` answer if its topic would refuse it.
-
-    `partition`: of the record that is answered, where the dedup looks for its answer.
-    """
-    output = answer_output(answer, stage="generator", now_us=now_us, passed_on=headers)
-    if fits(output, ANSWERS):
-        return replace(output, partition=partition)
-    size_bytes = record_bytes(output.key, output.value, output.headers)
-    message = (
-        f"the answer's record has {size_bytes} bytes, and {ANSWERS.name} takes "
-        f"{ANSWERS.max_message_bytes}"
-    )
-    too_large = unanswered(
-        query_id=answer.query_id,
-        status="failed",
+def final(unit: Unit[Retrieval], answer: Answer, now_us: int) -> Done:
+    """Returns the work that ends with an answer which is no early end."""
+    output = answer_output(
+        answer,
         stage="generator",
-        error_type="too_large",
-        message=f"{message}; ask for fewer tokens or passages, and send small headers",
-        source=answer.source,
+        now_us=now_us,
+        passed_on=unit.record.headers,
+        partition=unit.source.partition,
     )
-    # Without the headers of the query: they may be too large themselves.
-    output = answer_output(too_large, stage="generator", now_us=now_us, passed_on=())
-    return replace(output, partition=partition)
+    return Done(parts=((unit.id, 0),), outputs=(output,))
 
 
 def partial_output(
@@ -59,8 +43,25 @@ def partial_output(
             query_id=query_id, generation_id=generation_id, seq=seq, text=text, step=step
         ),
         event_id=f"{generation_id}/{seq}",
-        source=SOURCE,
+        source="carpool/generator",
         time_us=now_us,
         passed_on=retrieval.headers,
     )
     return Output(topic=PARTIAL_ANSWERS.name, key=query_id.encode(), value=value, headers=headers)
+
+
+def next_output(turn: Turn, unit: Unit[Retrieval], now_us: int) -> Output:
+    """Returns the record of the next round. Raises `WorkflowError` where it would be too large.
+
+    `unit`: of the last record, whose journal has all finished steps.
+    """
+    if isinstance(turn, SearchNext):
+        output = AskedQuery.of(unit, stage="generator").searched(turn.query, now_us)
+    else:
+        waiting = msgspec.structs.replace(
+            unit.record, hits=(), beside=(), probes=(), completed_us=now_us
+        )
+        output = waiting_output(waiting, stage="generator")
+    if output is None:
+        raise WorkflowError("the record of its next step is too large", "workflow_limit")
+    return output

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import NamedTuple
 
-from carpool.loop.stage import Done, QueryFailure, Unit
-from carpool.loop.tracing.operation import Operation
+from carpool.loop.stage import Done, Operation, Unit
 from carpool.workflow.steps import Generate
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.plan.answer_text import Written
 from generator.prompts import PreparedPrompt
-from schemas.answer import Answer, ErrorType
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult
 
@@ -43,9 +42,10 @@ class Generated:
 
 
 class Answered(NamedTuple):
-    """An answer, and the finished work that it is handed over as."""
+    """Status and timings of an answer, and the finished work that it is handed over as."""
 
-    answer: Answer
+    status: str
+    timings_ms: Mapping[str, float]
     done: Done
 
 
@@ -107,23 +107,3 @@ class QueryInProgress:
     token_ids: tuple[int, ...] = ()
     server: int = 0
     outcome: Answered | PromptRefused | StepResult | None = None
-
-
-def query_failure(
-    retrieval: Retrieval,
-    error_type: ErrorType,
-    message: str,
-    *,
-    is_refusal: bool = False,
-) -> QueryFailure:
-    """Returns the failure of a query, for its retry or its dead letter."""
-    return QueryFailure(
-        query=retrieval.query,
-        source=retrieval.source,
-        headers=retrieval.headers,
-        deadline_us=retrieval.deadline_us,
-        error_type=error_type,
-        message=message,
-        is_transient=False,  # its tries are over, here and in all
-        is_refusal=is_refusal,
-    )

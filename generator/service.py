@@ -19,7 +19,7 @@ import structlog
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import TopicPartition
-from carpool.loop.stage import Credit, Sink, Unit
+from carpool.loop.stage import Credit, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_workflows
@@ -108,10 +108,8 @@ def build_stage(
     return GeneratorStage(settings, llm, templates, servers, workflows, metrics, clock)
 
 
-class GeneratorStage:
-    """Implements `Stage[Retrieval]`; `carpool.loop.stage` has the contract of each method.
-
-    While all LLM servers refuse, `credit` is zero, the queries in progress are kept, and
+class GeneratorStage(Stage[Retrieval]):
+    """While all LLM servers refuse, `credit` is zero, the queries in progress are kept, and
     `not_ready` says why.
     """
 
@@ -185,9 +183,6 @@ class GeneratorStage:
         if self._has_model and self._settings.concurrency == 0:
             self._requests.soon(lambda: self._requests.prepare(self._look_at_servers()))
         self._happened(TimePassed())
-
-    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Does nothing: the stage has no state of partitions."""
 
     def credit(self) -> Credit:
         """Returns room for retrievals; none while all servers refuse."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from carpool.loop.tracing.operation import Attribute, Operation
+from carpool.loop.stage import Attribute, Operation
 from generator.llm.protocol import LlmFinished
 from generator.query_in_progress import QueryInProgress
 from schemas.query import Query

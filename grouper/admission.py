@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carpool.disk.manifest import RecallTable, is_newer
-from carpool.loop.local_deadlines import deadline_us_of
-from carpool.loop.retry import index_wanted
 from carpool.loop.stage import Unit
+from carpool.origins import deadline_us_of, index_wanted
 from schemas.errors import Reason, RecordError
 from schemas.query import Query
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from carpool.endings import AskedQuery
 from carpool.kafka.records import Output
-from carpool.loop.answers import answer_output
-from carpool.loop.retry import origin_of
 from carpool.loop.stage import Done
+from carpool.origins import origin_of
 from grouper.admission import Admitted
 from grouper.plan.emit import PlannedGroup
 from grouper.plan.window import Window
 from grouper.tracing import trace_headers
-from schemas.answer import unanswered
-from schemas.codec import encode, with_key
+from schemas.codec import encode
 from schemas.group import GroupedQuery, SideSearch
 from schemas.record import ClusterId, Source
 from schemas.topics import GROUPS, Topic, in_class_of
@@ -82,21 +82,8 @@ def group_event_id(sources: Sequence[Source]) -> str:
 
 def expired(query: Admitted, now_us: int) -> Done:
     """Returns the terminal answer of an expired query; its id is always the same."""
-    message, record = query.unit.message, query.unit.record
-    late_ms = (now_us - (query.deadline_us or 0)) // 1_000
-    answer = unanswered(
-        query_id=record.query_id,
-        status="expired",
-        stage="grouper",
-        error_type="expired",
-        message=f"the deadline passed {late_ms} ms before the query was planned; ask again with "
-        "more time",
-        retryable=True,
-        source=origin_of(message),
-        timings_ms={"total": max(0, now_us - message.received_us) / 1_000},
-        query=record,
+    waited_us = max(0, now_us - query.unit.message.received_us)
+    asked = replace(
+        AskedQuery.of(query.unit, stage="grouper"), timings_ms={"total": waited_us / 1_000}
     )
-    output = answer_output(
-        answer, stage="grouper", now_us=now_us, passed_on=with_key(message.headers, message.key)
-    )
-    return Done(parts=((query.unit.id, 0),), outputs=(output,))
+    return asked.expired(now_us, "the query was planned")

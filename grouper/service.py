@@ -18,9 +18,9 @@ from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError
 from carpool.kafka.records import TopicPartition
-from carpool.loop.defects import one_by_one
-from carpool.loop.local_deadlines import deadline_us_of
-from carpool.loop.stage import Credit, Done, Sink, Unit
+from carpool.loop.ends import one_by_one
+from carpool.loop.stage import Credit, Done, Sink, Stage, Unit
+from carpool.origins import deadline_us_of
 from carpool.telemetry.metrics import Metrics
 from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_workflows
@@ -57,8 +57,8 @@ INTAKE_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of the queries in the grouper at once."""
 
 
-class GrouperStage:
-    """Implements `carpool.loop.stage.Stage[Query]`. Credit bounds the queries in it.
+class GrouperStage(Stage[Query]):
+    """Credit bounds the queries in it.
 
     One thread loads index and model, then embeds and probes closed windows. The other groups them,
     in order, and hands the groups over. Until all is loaded credit is zero. The windows that are
@@ -105,9 +105,6 @@ class GrouperStage:
         self._sink = sink
         for thread in self._threads:
             thread.start()
-
-    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Does nothing: this stage has no state by partition."""
 
     def credit(self) -> Credit:
         """Returns how many more queries and bytes fit."""
@@ -189,8 +186,6 @@ class GrouperStage:
                 lambda each: self._out.done(expired(each[0], now_us)),
                 lambda each, error: self._out.charge(each.unit.owed, error),
             )
-        if late and self._work is not None:
-            self._work.count_expired(len(late))
         with self._lock:
             credit = self._credit()
             has_room = credit.records > 0 and credit.size_bytes > 0
@@ -223,10 +218,6 @@ class GrouperStage:
             if self._work is None:
                 return ("the index's centroids and the embedding model are being loaded",)
             return ()
-
-    def notes(self) -> Sequence[str]:
-        """Returns nothing."""
-        return ()
 
     def close(self) -> None:
         """Stops the threads. Waits at most `CLOSE_S`: a batch of the model is not interrupted."""

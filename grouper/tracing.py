@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.loop.stage import Unit
-from carpool.loop.tracing.operation import Operation
-from carpool.loop.tracing.tracer import with_traceparent
+from carpool.loop.stage import Operation, Unit
 from grouper.admission import Admitted
 from grouper.plan.window import Window
 from schemas.codec import with_key
 from schemas.query import Query
-from schemas.record import Headers
+from schemas.record import Headers, with_traceparent
 
 
 def trace_headers(unit: Unit[Query]) -> Headers:

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from carpool.clock import Clock
 from carpool.disk.centroids import probe
 from carpool.embedding import Embedder
-from carpool.loop.defects import one_by_one
-from carpool.loop.stage import Sink
-from carpool.loop.tracing.operation import Operation
+from carpool.loop.ends import one_by_one
+from carpool.loop.stage import Operation, Sink
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import Admitted, IndexFacts
 from grouper.embed import embed_texts
@@ -203,10 +202,6 @@ class WindowWork:
         for record in planned:
             self._count(record)
 
-    def count_expired(self, queries: int) -> None:
-        """Counts queries that were answered `expired`. On any thread."""
-        self._metrics.loop.answers.labels(stage="grouper", status="expired").inc(queries)
-
     def _in_time(
         self, queries: Sequence[Admitted], sink: Sink, live: LiveQueries
     ) -> list[Admitted]:
@@ -220,7 +215,6 @@ class WindowWork:
                 continue
             done = expired(query, now_us)
             if live.take_out(query.unit.id):
-                self.count_expired(1)
                 sink.done(done)
         return in_time
 

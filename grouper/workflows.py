@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from carpool.loop.local_deadlines import deadline_us_of
-from carpool.loop.retry import origin_of
 from carpool.loop.stage import Done, Unit
-from carpool.loop.workflow_record import waiting_output
+from carpool.origins import deadline_us_of, origin_of
+from carpool.retrievals import waiting_output
 from carpool.workflow.journal import Workflows, is_workflow, search_query
 from carpool.workflow.program import Ran
 from carpool.workflow.steps import Retrieve, WorkflowError
@@ -59,6 +58,6 @@ def first_step(unit: Unit[Query], ran: Ran, facts: IndexFacts, now_us: int) -> U
         skipped_clusters=(),
         completed_us=now_us,
     )
-    output = waiting_output(waiting, stage="grouper", now_us=now_us)
+    output = waiting_output(waiting, stage="grouper")
     assert output is not None, "a query is smaller than a retrieval may be"
     return Done(parts=unit.owed, outputs=(output,))

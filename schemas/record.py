@@ -55,6 +55,12 @@ def well_formed(text: object) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def with_traceparent(headers: Headers, traceparent: str) -> Headers:
+    """Returns `headers` with this `traceparent` instead of any other."""
+    others = tuple(pair for pair in headers if pair[0] != TRACEPARENT)
+    return (*others, (TRACEPARENT, traceparent.encode()))
+
+
 def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> bytes | None:
     """Returns the last value of the header `name` (Kafka's rule for repeated names), or None."""
     found = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from carpool.disk.manifest import Manifest
+from carpool.endings import stop_at
 from carpool.errors import DeploymentError, RecordError
-from carpool.loop.reject import stop_at
 from carpool.loop.stage import Unit
 from schemas.group import Group, GroupedQuery, SideSearch
 

@@ -3,103 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Literal
 
 import msgspec
 import structlog
 
 from carpool.codes.margin import EXPECTED_RECALL
 from carpool.disk.documents import Document
+from carpool.endings import AskedQuery
 from carpool.errors import ReadError, RetryableError
 from carpool.kafka.records import Output
 from carpool.kafka.sizes import fits
-from carpool.loop.answers import answer_output
-from carpool.loop.retry import attempt_of, later_attempt, plan_again
-from carpool.loop.stage import QueryFailure
-from carpool.loop.tracing.operation import Operation
+from carpool.loop.stage import Done, Operation, Unit
+from carpool.origins import later_attempt
+from carpool.retrievals import retrieval_output
 from carpool.telemetry.logs import about
-from schemas.answer import ErrorType, Status, unanswered
-from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query, finished_steps
 from schemas.retrieval import Hit, Retrieval, Searched
-from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS, in_class_of
+from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS
 from searcher.executor import SearchDraft, SearchResult, hits_of
 
 _log = structlog.get_logger(__name__)
 
-SOURCE = "carpool/searcher"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """The one output record of a query.
-
-    `answered`: the status of a terminal answer; None for a retrieval. `failure`: set where the
-    query is not the cause of the error and may be retried.
-    """
-
-    output: Output
-    timings_us: dict[str, int]
-    answered: Status | None = None
-    operations: tuple[Operation, ...] = ()
-    failure: QueryFailure | None = None
-
 
 def finish(
-    group: Group,
+    unit: Unit[Group],
     part: int,
     found: SearchResult,
     passages: Sequence[Document] | ReadError,
     *,
-    published_us: int,
     fetch_us: int,
     measured_nprobe: int | None = None,
     now_us: int,
-) -> Outcome:
+) -> tuple[Done, dict[str, int]]:
     """Returns the retrieval of query `part`, with its passages: one for each row that was found.
 
-    `fetch_us`: how long it waited for them; `measured_nprobe`: the default
-    of an index that was measured with questions; None: it was not.
+    And its timings, in microseconds. `fetch_us`: how long it waited for the passages;
+    `measured_nprobe`: the default of an index that was measured with questions; None: it was not.
 
     It is a `failed` answer where no cluster or no passage could be read, or the record would be too
     large.
     """
+    group = unit.record
     grouped = group.queries[part]
     timings_us = {
         **grouped.timings_us,
-        "queue_search": max(0, found.started_us - published_us),
+        "queue_search": max(0, found.started_us - unit.message.written_us),
         "load": found.load_us,
         "search": found.search_us,
     }
-    if found.errors and not len(found.best.rows):
-        message = (
-            f"nothing was found, because {len(found.skipped)} of the {len(found.probes)} clusters "
-            f"that it probes could not be read: {found.errors[0]}"
-        )
-        is_transient = all(isinstance(error, RetryableError) for error in found.errors)
-        return _broken(group, grouped, message, is_transient, timings_us, now_us)
-    if isinstance(passages, ReadError):
+    broken = _why_broken(found, passages)
+    if broken is None:
+        timings_us["passages"] = fetch_us
+    timings_ms = {name: time_us / 1_000 for name, time_us in timings_us.items()}
+    asked = replace(AskedQuery.of(unit, part, stage="searcher"), timings_ms=timings_ms)
+    if broken is not None:
+        message, is_transient = broken
         where = about(grouped.source, grouped.headers, query_id=grouped.query.query_id)
-        _log.error("passages unreadable", error=str(passages), **where)
-        message = f"its passages were found and could not be read: {passages}"
-        is_transient = isinstance(passages, RetryableError)
-        return _broken(group, grouped, message, is_transient, timings_us, now_us)
-    timings_us["passages"] = fetch_us
+        _log.error("a search failed", error=message, **where)
+        failed = asked.failed(
+            now_us, "index_damaged", message, retryable=is_transient, is_transient=is_transient
+        )
+        return failed, timings_us
+    assert isinstance(passages, Sequence), "an error is a failure"
     retrieval = _retrieval(group, grouped, found, passages, measured_nprobe, timings_us, now_us)
-    topic = in_class_of(grouped.source.topic, RETRIEVALS)
     steps = "" if retrieval.query.journal is None else f".{finished_steps(retrieval.query)}"
-    output = _retrieval_output(retrieval, f"r1{steps}", topic.name)
+    name = f"r1{steps}{later_attempt(grouped.headers)}"
+    output = retrieval_output(retrieval, name, stage="searcher")
     if not fits(output, RETRIEVALS):
         message = (
             f"its {len(passages)} passages make a record of {len(output.value)} bytes, and "
             f"{RETRIEVALS.name} takes {RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
         )
-        return _unanswered(grouped, "failed", "too_large", message, False, timings_us, now_us)
+        return asked.ended(asked.answer("failed", "too_large", message), now_us), timings_us
     operation = _operation(group.index_version, found, len(passages), now_us)
-    return Outcome(output=output, timings_us=timings_us, operations=(operation,))
+    done = Done(parts=((unit.id, part),), outputs=(output,), operations=(operation,))
+    return done, timings_us
+
+
+def _why_broken(
+    found: SearchResult, passages: Sequence[Document] | ReadError
+) -> tuple[str, bool] | None:
+    """Returns why a search has no result, and whether that may pass; None: it has one."""
+    if found.errors and not len(found.best.rows):
+        message = (
+            f"nothing was found, because {len(found.skipped)} of the {len(found.probes)} clusters "
+            f"that it probes could not be read: {found.errors[0]}"
+        )
+        return message, all(isinstance(error, RetryableError) for error in found.errors)
+    if isinstance(passages, ReadError):
+        message = f"its passages were found and could not be read: {passages}"
+        return message, isinstance(passages, RetryableError)
+    return None
 
 
 def draft_output(
@@ -131,44 +128,34 @@ def draft_output(
         clusters_done=found.clusters_done,
         clusters_total=found.clusters_total,
     )
-    output = _retrieval_output(draft, f"d{revision}", RETRIEVAL_DRAFTS.name)
+    name = f"d{revision}{later_attempt(grouped.headers)}"
+    output = retrieval_output(draft, name, stage="searcher", topic=RETRIEVAL_DRAFTS.name)
     return output if fits(output, RETRIEVAL_DRAFTS) else None
 
 
-def expire(grouped: GroupedQuery, now_us: int) -> Outcome:
+def expire(unit: Unit[Group], part: int, now_us: int) -> Done:
     """Returns the terminal answer of a query whose deadline has passed."""
-    late_ms = (now_us - (grouped.deadline_us or 0)) / 1_000
-    message = (
-        f"the deadline passed {late_ms:.0f} ms before the search was done; ask again "
-        "with a later one"
-    )
-    return _unanswered(grouped, "expired", "expired", message, True, grouped.timings_us, now_us)
+    return AskedQuery.of(unit, part, stage="searcher").expired(now_us, "the search was done")
 
 
-def return_query(group: Group, part: int, *, index_version: str, now_us: int) -> Outcome:
+def return_query(unit: Unit[Group], part: int, *, index_version: str, now_us: int) -> Done:
     """Returns the record that asks for a new plan of query `part`, with this index or a newer one.
 
     It is an `expired` answer where the deadline has passed, and a `failed` one where the record
     would be too large.
     """
-    grouped = group.queries[part]
-    if grouped.deadline_us is not None and now_us >= grouped.deadline_us:
-        return expire(grouped, now_us)
-    output = plan_again(
-        group.published(grouped),
-        grouped.source,
-        grouped.headers,
-        index_version=index_version,
-        stage="searcher",
-        now_us=now_us,
-    )
+    asked = AskedQuery.of(unit, part, stage="searcher")
+    if asked.deadline_us is not None and now_us >= asked.deadline_us:
+        return expire(unit, part, now_us)
+    output = asked.planned_again(index_version, now_us)
     if output is not None:
-        return Outcome(output=output, timings_us=grouped.timings_us)
+        return Done(parts=(asked.part,), outputs=(output,), early="")
     message = (
-        f"it was planned with index {group.index_version}, the searcher has {index_version}, and "
-        f"the record that would ask for a new plan is larger than its topic takes; ask again"
+        f"it was planned with index {unit.record.index_version}, the searcher has {index_version}, "
+        "and the record that would ask for a new plan is larger than its topic takes; ask again"
     )
-    return _unanswered(grouped, "failed", "too_large", message, True, grouped.timings_us, now_us)
+    answer = asked.answer("failed", "too_large", message, retryable=True)
+    return asked.ended(answer, now_us)
 
 
 def _retrieval(
@@ -220,66 +207,6 @@ def _is_calibrated(query: Query, nprobe: int, measured_nprobe: int | None) -> bo
         return None
     is_of_index = query.recall_target is not None or nprobe == measured_nprobe
     return measured_nprobe is not None and is_of_index
-
-
-def _retrieval_output(retrieval: Retrieval, name: str, topic: str) -> Output:
-    value, headers = encode(
-        retrieval,
-        event_id=f"{retrieval.source.place}/{name}{later_attempt(retrieval.headers)}",
-        source=SOURCE,
-        time_us=retrieval.completed_us,
-        passed_on=retrieval.headers,
-    )
-    key = retrieval.query.query_id.encode()
-    return Output(topic=topic, key=key, value=value, headers=headers)
-
-
-def _unanswered(
-    grouped: GroupedQuery,
-    status: Literal["failed", "expired"],
-    kind: ErrorType,
-    message: str,
-    retryable: bool,
-    timings_us: dict[str, int],
-    now_us: int,
-) -> Outcome:
-    answer = unanswered(
-        query_id=grouped.query.query_id,
-        status=status,
-        stage="searcher",
-        error_type=kind,
-        message=message,
-        retryable=retryable,
-        source=grouped.source,
-        timings_ms={name: time_us / 1_000 for name, time_us in timings_us.items()},
-        attempts=attempt_of(grouped.headers),
-        query=grouped.query,
-    )
-    output = answer_output(answer, stage="searcher", now_us=now_us, passed_on=grouped.headers)
-    return Outcome(output=output, timings_us=timings_us, answered=status)
-
-
-def _broken(
-    group: Group,
-    grouped: GroupedQuery,
-    message: str,
-    is_transient: bool,
-    timings_us: dict[str, int],
-    now_us: int,
-) -> Outcome:
-    outcome = _unanswered(
-        grouped, "failed", "index_damaged", message, is_transient, timings_us, now_us
-    )
-    failure = QueryFailure(
-        query=group.published(grouped),
-        source=grouped.source,
-        headers=grouped.headers,
-        deadline_us=grouped.deadline_us,
-        error_type="index_damaged",
-        message=message,
-        is_transient=is_transient,
-    )
-    return replace(outcome, failure=failure)
 
 
 def _operation(index_version: str, found: SearchResult, passages: int, ended_us: int) -> Operation:

@@ -24,8 +24,8 @@ from carpool.disk.manifest import Manifest, is_newer
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, DeploymentError
 from carpool.kafka.records import TopicPartition
-from carpool.loop.defects import one_by_one
-from carpool.loop.stage import Credit, Done, Sink, Unit
+from carpool.loop.ends import one_by_one
+from carpool.loop.stage import Credit, Done, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group
 from schemas.query import Query
@@ -41,7 +41,7 @@ from searcher.executor import (
 )
 from searcher.in_hand import InHand, PendingSearch, owed
 from searcher.index_fit import check_fits, lags_behind
-from searcher.results import Outcome, expire, finish, return_query
+from searcher.results import expire, finish, return_query
 from searcher.settings import SearcherSettings
 from searcher.store.reader import OpenReads
 
@@ -81,8 +81,8 @@ class _Drafted:
 _Found = tuple[Search, SearchResult | None]
 
 
-class SearcherStage:
-    """Implements `Stage[Group]`. See `carpool.loop.stage` for what each method promises."""
+class SearcherStage(Stage[Group]):
+    """See `carpool.loop.stage` for what each method promises."""
 
     def __init__(
         self,
@@ -115,9 +115,6 @@ class SearcherStage:
             thread = threading.Thread(target=self._guard, args=(run,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
-
-    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Does nothing."""
 
     def credit(self) -> Credit:
         """Returns how many groups and bytes fit; none until the index is open."""
@@ -175,16 +172,10 @@ class SearcherStage:
             )
         for part in owed(unit):
             now_us = self._clock.now_us()
-            outcome = return_query(group, part, index_version=ours, now_us=now_us)
-            if outcome.answered is None:
+            done = return_query(unit, part, index_version=ours, now_us=now_us)
+            if not done.early:
                 self._metrics.loop.queries_returned.inc()
-            else:
-                self._count_answer(outcome)
-            self._sink.done(Done(parts=((unit.id, part),), outputs=(outcome.output,)))
-
-    def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
-        """Does nothing: the executor checks deadlines."""
-        return None
+            self._sink.done(done)
 
     def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets groups; the loop discards a query that ends at this moment."""
@@ -199,17 +190,10 @@ class SearcherStage:
         self._drop(self._in_hand.keys_of((unit.id,), part))
         self._sink.charge(((unit.id, part),), error)
 
-    def drain(self, until_us: int) -> None:
-        """Does nothing: what is searched is finished."""
-
     def not_ready(self) -> Sequence[str]:
         """Returns why the searcher cannot work."""
         with self._lock:
             return (self._missing,) if self._missing else ()
-
-    def notes(self) -> Sequence[str]:
-        """Returns nothing."""
-        return ()
 
     def close(self) -> None:
         """Ends the threads and the index; drops unfinished queries. Blocks up to a second."""
@@ -340,7 +324,7 @@ class SearcherStage:
         done = defaultdict[OpenSearcher, list[tuple[PendingSearch, SearchResult]]](list)
         for query, search, found in ended:
             if found is None or _is_late(query, now_us):
-                self._hand_over(query, expire(query.grouped, now_us))
+                self._done(query, expire(query.unit, query.part, now_us))
             elif (whole := self._in_hand.joined(search.key, found)) is not None:
                 done[query.opened].append((query, whole))
         for opened, found_there in done.items():
@@ -394,38 +378,20 @@ class SearcherStage:
         for position, passages in opened.passages.read(rows):
             pending, found = done[position]
             now_us = self._clock.now_us()
-            outcome = finish(
-                pending.unit.record,
+            finished, timings_us = finish(
+                pending.unit,
                 pending.part,
                 found,
                 passages,
-                published_us=pending.unit.message.written_us,
                 fetch_us=now_us - started_us,
                 measured_nprobe=opened.manifest.nprobe_default if opened.manifest.recall else None,
                 now_us=now_us,
             )
-            self._hand_over(pending, outcome)
-
-    def _hand_over(self, pending: PendingSearch, outcome: Outcome) -> None:
-        if outcome.answered is None:
-            for stage in ("queue_search", "load", "search", "passages"):
-                self._metrics.loop.stage_seconds.labels(stage=stage).observe(
-                    outcome.timings_us[stage] / 1_000_000
-                )
-        elif outcome.failure is None:  # else the loop counts it, if it does not retry the query
-            self._count_answer(outcome)
-        self._done(
-            pending,
-            Done(
-                parts=((pending.unit.id, pending.part),),
-                outputs=(outcome.output,),
-                operations=outcome.operations,
-                failure=outcome.failure,
-            ),
-        )
-
-    def _count_answer(self, outcome: Outcome) -> None:
-        self._metrics.loop.answers.labels(stage="searcher", status=outcome.answered).inc()
+            if finished.early is None:
+                for stage in ("queue_search", "load", "search", "passages"):
+                    seconds = timings_us[stage] / 1_000_000
+                    self._metrics.loop.stage_seconds.labels(stage=stage).observe(seconds)
+            self._done(pending, finished)
 
 
 def _horizon(group: Group) -> dict[ClusterId, int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from carpool.endings import AskedQuery
 from carpool.kafka.records import Message
-from carpool.loop.stage import QueryFailure, Unit
+from carpool.loop.stage import Done, Unit
 from schemas.answer import Answer
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
@@ -122,15 +123,24 @@ def a_unit(unit_id: int, record: R, message: Message | None = None, **fields: An
     return Unit(id=unit_id, record=record, message=message or a_message(offset=unit_id), **fields)
 
 
-def a_failure(query: Query | None = None, **fields: Any) -> QueryFailure:
-    """A transient failure of a query."""
+def asked_query(query: Query | None = None, **fields: Any) -> AskedQuery:
+    """A query in hand of the searcher."""
+    query = query or a_query("q-1", "Who was that?")
     given: dict[str, Any] = {
-        "query": query or a_query("q-1", "Who was that?"),
+        "stage": "searcher",
+        "part": (1, 0),
+        "partition": 0,
+        "query_id": query.query_id,
+        "query": query,
         "source": a_source(),
         "headers": (),
-        "deadline_us": None,
-        "error_type": "index_damaged",
-        "message": "the disk is away",
-        "is_transient": True,
+        "attempts": 1,
     }
-    return QueryFailure(**given | fields)
+    return AskedQuery(**given | fields)
+
+
+def a_failure(query: Query | None = None, *, is_transient: bool = True, **fields: Any) -> Done:
+    """The end of a query that could not be searched."""
+    return asked_query(query, **fields).failed(
+        NOW_US, "index_damaged", "the disk is away", is_transient=is_transient
+    )

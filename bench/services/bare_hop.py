@@ -21,7 +21,7 @@ from carpool.kafka.client_config import RETRY_BACKOFF_MS, client_config, produce
 from carpool.kafka.librdkafka.member_state import choose_protocol, member_config
 from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
 from carpool.kafka.settings import KafkaSettings
-from carpool.loop.delivery.factory import COMMIT_INTERVAL_MS, OFFSETS_INTERVAL_MS
+from carpool.run_service import COMMIT_INTERVAL_MS, OFFSETS_INTERVAL_MS
 
 IDLE_S = 0.2
 RECORDS_MAX = 250

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
-from carpool.kafka.fencing import QUIET_US
+from carpool.kafka.fencing import ALONE_DEATHS, FATAL_DEATHS, QUIET_US
 from carpool.loop.in_flight import InFlight
 from carpool.loop.stage import Unit
 from carpool.telemetry.logs import about
@@ -19,8 +19,9 @@ class AloneUnits:
     """Units that are tried one at a time, with nothing else in hand. For the polling thread."""
 
     def __init__(self, in_flight: InFlight, now_us: int, end: Callable[[Unit[Any]], None]) -> None:
-        """`end`: ends the queries of a unit as failed."""
+        """`end`: ends the parts of a unit as failed."""
         self._in_flight = in_flight
+        self._positions = in_flight.positions
         self._end = end
         self._waiting: list[Unit[Any]] = []
         self._tried: Unit[Any] | None = None
@@ -32,7 +33,8 @@ class AloneUnits:
 
     def hold(self, unit: Unit[Any]) -> bool:
         """Takes a unit that must be tried alone; False for any other unit."""
-        if unit is self._tried or not self._in_flight.is_suspect(unit):
+        is_tried = self._tried is not None and unit.id == self._tried.id
+        if is_tried or not self._is_suspect(unit):
             return False
         self._waiting.append(unit)
         log.warning(
@@ -46,19 +48,43 @@ class AloneUnits:
 
         None: something is still in hand, or not committed.
         """
-        self._waiting = [unit for unit in self._waiting if self._in_flight.has(unit)]
-        if self._tried is not None and self._in_flight.has(self._tried):
+        units = self._in_flight.units
+        self._waiting = [unit for unit in self._waiting if unit.id in units]
+        if self._tried is not None and self._tried.id in units:
             return None
         self._tried = None
-        if not self._waiting or self._in_flight.units > len(self._waiting):
+        if not self._waiting or len(units) > len(self._waiting):
             self._quiet_since_us = now_us
             return None
         unit = min(self._waiting, key=lambda each: (each.source.offset, each.id))
         is_quiet = now_us - self._quiet_since_us >= QUIET_US
-        action = self._in_flight.try_alone(unit, is_quiet=is_quiet)
+        action = self._try(unit, is_quiet)
         if action == "end":
             self._end(unit)
         if action != "wait":
             self._waiting.remove(unit)
             self._tried = unit
         return unit if action == "try" else None
+
+    def _is_suspect(self, unit: Unit[Any]) -> bool:
+        with self._positions.lock:
+            progress = self._positions.progress.get(unit.at)
+            return progress is not None and progress.deaths_of(unit.source.offset) is not None
+
+    def _try(self, unit: Unit[Any], is_quiet: bool) -> Literal["wait", "try", "end"]:
+        """Notes that a suspect is in hand alone; it waits until that is committed.
+
+        "end": processes died of it alone. After one such death it waits until `is_quiet`.
+        """
+        at, offset, moved = unit.at, unit.source.offset, self._positions.moved
+        with self._positions.lock:
+            progress = self._positions.progress[at]
+            deaths = progress.deaths_of(offset)
+            if deaths is not None and not deaths.is_alone:
+                if deaths.times >= FATAL_DEATHS:
+                    return "end"
+                if deaths.times > ALONE_DEATHS and not is_quiet:
+                    return "wait"
+                progress.mark_alone(offset)
+                moved.add(at)
+            return "wait" if at in moved else "try"

@@ -1,6 +1,6 @@
 """Decides when a member that only fails leaves its consumer group, and when it comes back. Pure.
 
-A member whose queries fail one after another is sick: its disk, its model or its memory may be
+A member whose records fail one after another is sick: its disk, its model or its memory may be
 broken, and another member can do its work. It leaves, so that others take its partitions, and comes
 back after a pause with one record at a time, until one succeeds. So does a member that has an older
 index than the others.
@@ -21,7 +21,7 @@ class MemberHealth:
     """Times are epoch microseconds. Not thread-safe."""
 
     def __init__(self, failures_max: int) -> None:
-        """`failures_max`: failed queries without a success in between; then the member leaves."""
+        """`failures_max`: failed records without a success in between; then the member leaves."""
         self._failures_max = failures_max
         self._failures = 0
         self._away_us = AWAY_US_MIN
@@ -37,12 +37,12 @@ class MemberHealth:
         """Why the member leaves, is away or is on trial, in words."""
 
     def failed(self, message: str) -> bool:
-        """Notes a failed query; returns whether it must stay unfinished, for another member."""
+        """Notes a failed record; returns whether it must stay unfinished, for another member."""
         self._failures += 1
         if self._failures >= self._failures_max or self.is_on_trial:
             self.is_leaving = True
             self.reason = (
-                f"{self._failures} queries failed in a row and none succeeded, the last with: "
+                f"{self._failures} records failed in a row and none succeeded, the last with: "
                 f"{message}. This member leaves its consumer group, so that another one does its "
                 "work, and comes back with one record; nothing is lost. Fix what the message names"
             )
@@ -53,7 +53,7 @@ class MemberHealth:
         self.is_leaving, self.reason = True, reason
 
     def succeeded(self) -> None:
-        """Notes a query that did not fail."""
+        """Notes a record that did not fail."""
         self._failures = 0
         if self.is_on_trial and not self.is_leaving:
             self.is_on_trial, self.reason, self._away_us = False, None, AWAY_US_MIN

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import (
@@ -22,6 +23,15 @@ from carpool.kafka.commit_metadata import (
     with_head,
 )
 from carpool.kafka.fencing import ALONE_DEATHS, after_life, after_progress
+from carpool.kafka.records import TopicPartition
+
+
+class Place(NamedTuple):
+    """A part of a record, by the offset of the record."""
+
+    at: TopicPartition
+    offset: int
+    part: int
 
 
 @dataclass(slots=True)

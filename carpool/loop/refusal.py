@@ -81,12 +81,3 @@ class Refusal:
             return None
         when = f"in {wait_us / 1e6:.0f} s" if wait_us > 0 else "now"
         return f"{error}; nothing is lost: it is tried again {when}"
-
-
-class IntakeRefusal(Refusal):
-    """Whether the loop has left its consumer group; a refusal makes it leave and join again."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
-        self.has_left = False
-        self.must_rejoin = False

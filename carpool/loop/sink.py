@@ -1,4 +1,4 @@
-"""The sink of a stage: retries failed queries, rejects bad ones, and submits finished work."""
+"""The sink of a stage: submits finished work, and ends or retries what failed."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ from typing import Any, Literal
 
 import structlog
 
-from carpool.clock import Clock
-from carpool.errors import CarpoolError
-from carpool.kafka.records import Output
+from carpool.errors import DeploymentError
+from carpool.kafka.records import Output, TopicPartition
 from carpool.loop.alone import AloneUnits
-from carpool.loop.defects import DiedError, failed_part
-from carpool.loop.delivery.delivery import Delivery
-from carpool.loop.in_flight import InFlight
+from carpool.loop.delivery.delivery import Delivery, LoopParts
+from carpool.loop.ends import DiedError, Ends
+from carpool.loop.in_order import InOrder
 from carpool.loop.member_health import MemberHealth
-from carpool.loop.reject import reject_outputs
-from carpool.loop.retry import FailureLimits, as_record_error, decide_retry
-from carpool.loop.stage import Done, QueryFailure, Unit
-from carpool.loop.work_observer import WorkObserver
+from carpool.loop.priority.intake_queues import Intake
+from carpool.loop.retry import FailureLimits, decide_retry
+from carpool.loop.stage import Done, Failure, Unit
 from carpool.telemetry.logs import about
-from carpool.telemetry.metrics import Metrics
-from schemas.answer import Stage as StageName
 from schemas.errors import REASONS, RecordError
-from schemas.query import Query
-from schemas.topics import ANSWERS, BATCH, RETRIEVALS, RETRY_TOPICS
 
 log = structlog.get_logger()
 
@@ -39,30 +33,32 @@ class LoopSink:
 
     def __init__(
         self,
-        *,
-        stage_name: StageName,
+        stage_name: str,
         group: str,
+        intake: Intake[Any],
         limits: FailureLimits,
-        in_flight: InFlight,
-        observer: WorkObserver,
-        clock: Clock,
-        metrics: Metrics,
+        parts: LoopParts,
     ) -> None:
-        self.stage_name: StageName = stage_name
+        """`group`: the consumer group."""
+        self._stage_name = stage_name
         self._group = group
+        self._ends = intake.ends or Ends(stage_name)
         self._limits = limits
-        self._in_flight = in_flight
-        self._observer = observer
-        self._clock = clock
-        self._metrics = metrics
-        metrics.loop.answers.labels(stage=stage_name, status="failed")  # an alert sees its rise
+        self._parts = parts
+        self._in_flight = parts.in_flight
+        self._observer = parts.observer
+        self._clock = parts.clock
+        self._metrics = parts.metrics.loop
+        self._metrics.ended.labels(stage=stage_name, status="failed")  # an alert sees its rise
         self._lock = threading.Lock()
-        self._health = MemberHealth(limits.in_a_row_max)
-        self.alone = AloneUnits(in_flight, clock.now_us(), self._end)
-        self.failure: CarpoolError | None = None
+        self.health = MemberHealth(limits.in_a_row_max)
+        self._attempts: dict[tuple[int, int], int] = {}  # of parts that are tried again in place
+        self.alone = AloneUnits(parts.in_flight, parts.clock.now_us(), self._end)
+        self.lines = InOrder(self._hand_over) if intake.in_order else None
+        self.fail = parts.fail
 
     def done(self, done: Done) -> bool:
-        """Submits finished work. Retries or ends a failed query."""
+        """Submits finished work. Retries or ends a failed part."""
         if self._is_for_another_member(done):  # it stays unacknowledged
             return True
         try:
@@ -78,134 +74,124 @@ class LoopSink:
             return
         what = f"{type(error).__name__}: {error}"[:500]
         log.error(
-            "queries could not be handled: a defect of Carpool",
+            "records could not be handled",
             exc_info=error,
-            queries=len(owed),
+            parts=len(owed),
             **about(owed[0][0].source, owed[0][0].message.headers),
         )
         with self._lock:
-            is_on_trial = self._health.is_on_trial  # with one record: it is the cause
-            if self._health.failed(what) and not is_on_trial:
+            is_on_trial = self.health.is_on_trial  # with one record: it is the cause
+            if self.health.failed(what) and not is_on_trial:
                 return
         now_us = self._clock.now_us()
         for unit, part in owed:
-            if unit.record is None:  # it could not be decoded, and is rejected
-                outputs = self._rejected(unit, as_record_error(error, unit.message))
-                self._submit(Done(parts=((unit.id, part),), outputs=outputs))
-            else:
-                self._submit(failed_part(unit, part, error, stage=self.stage_name, now_us=now_us))
+            self._submit(
+                self._ends.failed(unit, part, error, now_us=now_us)
+                if unit.record is not None
+                else self._ends.refused(unit, error, group=self._group, now_us=now_us)
+            )
 
     def _end(self, unit: Unit[Any]) -> None:
-        """Ends the queries of a record that has killed this service."""
+        """Ends the parts of a record that has killed this service."""
         self._observer.accepted(unit)
         now_us = self._clock.now_us()
         for _, part in unit.owed:
-            self._submit(failed_part(unit, part, DiedError(), stage=self.stage_name, now_us=now_us))
+            self._submit(self._ends.failed(unit, part, DiedError(), now_us=now_us))
 
     def _submit(self, done: Done) -> None:
         resolved = done if done.failure is None else self._resolved(done, done.failure)
-        if self.stage_name != "generator":
-            resolved = self._through_the_generator(resolved)
+        if resolved is None:
+            return
         observed = self._observer.finished(resolved)
+        if self._attempts:
+            for key in resolved.parts:
+                self._attempts.pop(key, None)
         if self._in_flight.finish(resolved):
-            self.delivery.submit(observed)
+            if resolved.early:
+                self._metrics.ended.labels(stage=self._stage_name, status=resolved.early).inc()
+            (self._hand_over if self.lines is None else self.lines.done)(observed)
+
+    def _hand_over(self, done: Done) -> None:
+        self.delivery.submit(done)
+
+    def revoked(self, partitions: frozenset[TopicPartition], unit_ids: frozenset[int]) -> None:
+        """Forgets what waits for other records of these partitions, and attempts of these units."""
+        if self.lines is not None:
+            self.lines.revoked(partitions)
+        for key in list(self._attempts):
+            if key[0] in unit_ids:
+                self._attempts.pop(key, None)
 
     def _is_for_another_member(self, done: Done) -> bool:
-        """Counts failures; returns whether this member is too sick to end the query.
+        """Counts failures; returns whether this member is too sick to end the part.
 
         Does not count rejected records: their sender caused them, not this member.
         """
         with self._lock:
-            if done.failure is not None and done.failure.is_refusal:
-                return False
-            if done.failure is not None:
-                return self._health.failed(done.failure.message[:500])
-            # Before the generator, an answer means an expired or rejected query, and a query may be
-            # planned again.
-            no_success = () if self.stage_name == "generator" else (ANSWERS.name, *RETRY_TOPICS)
-            if any(output.topic not in no_success for output in done.outputs):
-                self._health.succeeded()
+            if done.failure is not None and not done.failure.is_refusal:
+                return self.health.failed(done.failure.message[:500])
+            if done.early is None:
+                self.health.succeeded()
             return False
 
-    def _resolved(self, done: Done, failure: QueryFailure) -> Done:
-        """Replaces the `failed` answer by a retry record, or adds a dead letter."""
-        outcome, outputs = decide_retry(
-            failure,
-            limits=self._limits,
-            group=self._group,
-            stage=self.stage_name,
-            now_us=self._clock.now_us(),
-        )
-        metrics = self._metrics.loop
-        metrics.query_failures.labels(stage=self.stage_name, outcome=outcome).inc()
-        if outcome == "again":
-            return replace(done, outputs=outputs, failure=None)
-        refused = failure.error_type if failure.error_type in REASONS else "processing_failed"
-        metrics.dead_letters.labels(reason=refused).inc()
-        metrics.answers.labels(stage=self.stage_name, status="failed").inc()
-        return replace(done, outputs=done.outputs + outputs, failure=None)
+    def _resolved(self, done: Done, failure: Failure) -> Done | None:
+        """Returns a record that tries it again instead, or adds a dead letter.
 
-    def _through_the_generator(self, done: Done) -> Done:
-        """Sends answers to the generator, which writes those of records that have none yet."""
-        topic = BATCH[RETRIEVALS.name] if self._in_flight.is_batch(done) else RETRIEVALS
-        outputs = (
-            replace(output, topic=topic.name) if output.topic == ANSWERS.name else output
-            for output in done.outputs
+        None: it is tried again in place.
+        """
+        now_us, key = self._clock.now_us(), done.parts[0]
+        attempt = failure.attempt if failure.again else self._attempts.pop(key, 1)
+        decision = decide_retry(
+            failure, attempt=attempt, limits=self._limits, group=self._group, now_us=now_us
         )
-        return replace(done, outputs=tuple(outputs))
+        is_over = decision.outcome == "failed"
+        outcome = "failed" if is_over else "again"
+        self._metrics.failures.labels(stage=self._stage_name, outcome=outcome).inc()
+        if decision.outcome == "in_place":
+            for unit, part in self._in_flight.unfinished(done.parts):
+                self._attempts[key] = attempt + 1
+                others = frozenset(range(unit.parts)) - {part}
+                self._parts.again.append((replace(unit, parts_done=others), decision.begin_us))
+            return None
+        if not is_over:
+            return replace(done, outputs=decision.outputs, early=None, failure=None)
+        reason = failure.reason if failure.reason in REASONS else "processing_failed"
+        self._metrics.dead_letters.labels(reason=reason).inc()
+        return replace(done, outputs=done.outputs + decision.outputs, failure=None)
 
     def next_step(self, now_us: int) -> Literal["leave", "join"] | None:
         """Returns whether the member leaves or joins its consumer group now."""
         with self._lock:
-            step = self._health.next_step(now_us, is_written=not self.delivery.backlog)
+            step = self.health.next_step(now_us, is_written=not self.delivery.backlog)
         if step == "leave":
-            log.error("this member leaves its consumer group", reason=self._health.reason)
+            log.error("this member leaves its consumer group", reason=self.health.reason)
         elif step == "join":
             log.info("this member joins its consumer group again, with one record")
         return step
-
-    @property
-    def is_away(self) -> bool:
-        """Whether this member has left its consumer group."""
-        return self._health.is_away
 
     def records_max(self, in_flight: int) -> int | None:
         """Returns how many records may be taken besides those in flight; None: without a limit.
 
         One at a time while a sick member is on trial, none before it leaves or beside a suspect.
         """
-        if self._health.is_leaving or self.alone:
+        if self.health.is_leaving or self.alone:
             return 0
-        return max(0, 1 - in_flight) if self._health.is_on_trial else None
-
-    @property
-    def not_ready(self) -> str | None:
-        """Why this member is sick, in words."""
-        return self._health.reason
+        return max(0, 1 - in_flight) if self.health.is_on_trial else None
 
     def hint(self, output: Output) -> None:
         self.delivery.hint(output)
 
-    def refuse(self, unit: Unit[Any], error: RecordError) -> None:
-        self._metrics.loop.dead_letters.labels(reason=error.reason).inc()
-        self.done(Done(parts=unit.owed, outputs=self._rejected(unit, error)))
-
-    def _rejected(self, unit: Unit[Any], error: RecordError) -> tuple[Output, ...]:
-        return reject_outputs(
-            unit.message,
-            error,
-            group=self._group,
-            stage=self.stage_name,
-            now_us=self._clock.now_us(),
-            query=unit.record if isinstance(unit.record, Query) else None,
-        )
+    def refuse(self, unit: Unit[Any], error: Exception) -> None:
+        now_us = self._clock.now_us()
+        try:
+            done = self._ends.refused(unit, error, group=self._group, now_us=now_us)
+        except DeploymentError as stopped:
+            self.fail(stopped)
+            return
+        reason = error.reason if isinstance(error, RecordError) else "processing_failed"
+        self._metrics.dead_letters.labels(reason=reason).inc()
+        self.done(done)
 
     def leave_group(self, reason: str) -> None:
         with self._lock:
-            self._health.leave(reason)
-
-    def fail(self, error: CarpoolError) -> None:
-        """Reports the first failure only."""
-        if self.failure is None:
-            self.failure = error
-            log.error("cannot go on", error=str(error), kind=type(error).__name__)
+            self.health.leave(reason)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import structlog
 
 from carpool.clock import Clock
 from carpool.kafka.records import Message, TopicPartition
-from carpool.loop.fetch_errors import FetchErrors
 from carpool.loop.stage import Done, R, Unit
-from carpool.loop.stall_detector import StallDetector
-from carpool.loop.tracing.tracer import Tracer
+from carpool.loop.stall_detector import FetchErrors, StallDetector
 from carpool.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
 
+STALLED_AFTER_US = 60_000_000
 MINUTE_US, NEVER_US = 60_000_000, 1 << 62
 CLOCK_OFF_S = 10
 CLOCK_OFF = "deadlines pass early or late. Synchronise the hosts; no service needs a restart"
@@ -36,6 +36,30 @@ class _UnitTimes:
     finished_us: dict[int, int] = field(default_factory=dict)
 
 
+class Tracer:
+    """The seam to a tracing system: notes every unit, to its commit. This one traces nothing.
+
+    Thread-safe; only `close` blocks. Times are epoch microseconds.
+    """
+
+    def opened(self, unit: Unit[Any]) -> tuple[str, ...]:
+        """Begins the spans of a unit; returns the `traceparent` of each part; empty: no traces."""
+        return ()
+
+    def finished(self, done: Done, now_us: int) -> Done:
+        """Notes finished work; returns it with trace headers in its outputs."""
+        return done
+
+    def completed(self, done: Done, now_us: int) -> None:
+        """Ends the spans of these parts: their outputs are committed."""
+
+    def revoked(self, unit_ids: Iterable[int], now_us: int) -> None:
+        """Ends the spans of revoked units."""
+
+    def close(self) -> None:
+        """Exports what is left, for a few seconds at most."""
+
+
 class WorkObserver:
     """Measures work. Changes only the trace headers of outputs. Never blocks.
 
@@ -44,14 +68,19 @@ class WorkObserver:
     """
 
     def __init__(
-        self, *, metrics: Metrics, clock: Clock, tracer: Tracer, stalled_after_us: int
+        self,
+        *,
+        metrics: Metrics,
+        clock: Clock,
+        tracer: Tracer,
+        stalled_after_us: int = STALLED_AFTER_US,
     ) -> None:
         """`stalled_after_us`: see `StallDetector`."""
         self._metrics = metrics
         self._clock = clock
         self._tracer = tracer
         self._stalls = StallDetector(stalled_after_us=stalled_after_us, now_us=clock.now_us())
-        self._fetch_errors = FetchErrors()
+        self.fetch_errors = FetchErrors()
         self._lock = threading.Lock()
         self._watched: dict[int, _UnitTimes] = {}
         self._completed_us = 0  # last completion of work
@@ -81,7 +110,7 @@ class WorkObserver:
     ) -> None:
         """Notes that these partitions and their units are revoked."""
         self._stalls.revoked(partitions)
-        self._fetch_errors.revoked(partitions)
+        self.fetch_errors.revoked(partitions)
         with self._lock:
             for unit_id in unit_ids:
                 self._watched.pop(unit_id, None)
@@ -102,18 +131,10 @@ class WorkObserver:
             took_us = self._clock.now_us() - started_us
             self._metrics.loop.rebalance_seconds.observe(took_us / 1_000_000)
 
-    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool) -> None:
+    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
         """Notes that a fetch of this partition failed; see `FetchErrors.failed`."""
-        self._fetch_errors.failed(at, error, self._clock.now_us(), lasts=lasts)
+        self.fetch_errors.failed(at, error, self._clock.now_us(), lasts=lasts)
         self._metrics.loop.fetch_errors.labels(topic=at.topic, partition=str(at.partition)).inc()
-
-    def unreadable(self) -> list[str]:
-        """Returns one sentence for each partition that cannot be read now."""
-        return self._fetch_errors.reasons(self._clock.now_us())
-
-    def ended(self) -> Set[TopicPartition]:
-        """Returns the partitions of which no record will come any more."""
-        return self._fetch_errors.ended()
 
     def taken(self, message: Message) -> None:
         """Notes an accepted record, before it is decoded."""
@@ -121,7 +142,7 @@ class WorkObserver:
         at = TopicPartition(source.topic, source.partition)
         self._stalls.took(at, message.written_us, self._clock.now_us())
         if not message.unreadable:  # else nothing was read
-            self._fetch_errors.read(at)
+            self.fetch_errors.read(at)
         self._consumed(source.topic).inc()
         wait_us = message.received_us - message.written_us
         self._shortest_wait_us = min(self._shortest_wait_us, wait_us)

@@ -56,11 +56,11 @@ class LoopMetrics(_MetricGroup):
         "step",
     )
     stage_seconds = _seconds("stage_seconds", "Time of one stage of a query.", "stage")
-    answers = _counter("answers_total", "Terminal answers by status.", "stage", "status")
+    ended = _counter("answers_total", "Terminal answers by status.", "stage", "status")
     dead_letters = _counter(
         "dead_letters_total", "Records rejected. A rise: senders send bad input.", "reason"
     )
-    query_failures = _counter(
+    failures = _counter(
         "query_failures_total",
         "Queries that failed in processing, by outcome: again (retried), failed. A rise: the "
         "index or the LLM server has a problem.",

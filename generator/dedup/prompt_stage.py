@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from carpool.loop.stage import Done, Sink, Stage, Unit
-from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
 
 
@@ -56,7 +55,7 @@ class NotingSink:
         self._ended(Done(parts=tuple(parts), outputs=()))
         self._sink.charge(parts, error)
 
-    def refuse(self, unit: Unit[Any], error: RecordError) -> None:
+    def refuse(self, unit: Unit[Any], error: Exception) -> None:
         """See `carpool.loop.stage.Sink`."""
         self._ended(Done(parts=((unit.id, 0),), outputs=()))
         self._sink.refuse(unit, error)

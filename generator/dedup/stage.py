@@ -18,7 +18,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.topic_log import TopicLog
 from carpool.kafka.topic_table import TableListener, TopicTable
-from carpool.loop.defects import one_by_one
+from carpool.loop.ends import one_by_one
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.dedup.given_answers import GivenAnswers

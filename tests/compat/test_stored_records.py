@@ -16,14 +16,8 @@ import pytest
 
 from carpool.dead_letters.letter import read_letter, replay_output
 from carpool.kafka.commit_metadata import decode_metadata, encode_metadata, head_of
-from carpool.loop.retry import (
-    FailureLimits,
-    attempt_of,
-    begin_us_of,
-    decide_retry,
-    origin_of,
-    read_query,
-)
+from carpool.loop.retry import FailureLimits, begin_us_of, decide_retry
+from carpool.origins import attempt_of, origin_of, read_query
 from schemas.answer import PartialAnswer
 from schemas.cancel import Cancel
 from schemas.codec import decode, encode
@@ -111,10 +105,11 @@ def written(topic: str) -> tuple[bytes, Headers, Any]:
         )
         return value, headers, msgspec.to_builtins(sample_of(topic))
     tried_twice = (("rag-tenant", b"t-1"), (ATTEMPT_HEADER, b"2"))
-    failure = a_failure(sample_of(QUERIES.name), source=ORIGIN, headers=tried_twice)
+    failure = a_failure(sample_of(QUERIES.name), source=ORIGIN, headers=tried_twice).failure
+    assert failure is not None
     limits = FailureLimits(attempts_max=3 if topic == RETRIES.name else 2)
     (output,) = decide_retry(
-        failure, limits=limits, group="carpool-searcher", stage="searcher", now_us=WRITTEN_US
+        failure, attempt=2, limits=limits, group="carpool-searcher", now_us=WRITTEN_US
     ).outputs
     assert output.topic == topic
     return output.value, output.headers, read_again(topic, output.value, output.headers)

@@ -6,14 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from carpool.intakes import query_intake
 from carpool.kafka.settings import KafkaSettings
-from carpool.loop.priority.intake_queues import Intake
-from carpool.loop.retry import read_query
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.run_service import run_service
 from carpool.telemetry.settings import HttpSettings, LogSettings
 from schemas.query import Query
-from schemas.topics import QUERIES
 from tests.loop.support import result
 
 
@@ -61,7 +59,7 @@ if __name__ == "__main__":
     bootstrap, instance_id, protocol = sys.argv[1:]
     run_service(
         name="grouper",
-        intake=Intake(topic=QUERIES.name, decode=read_query),
+        intake=query_intake(),
         build_stage=lambda metrics, clock: MortalStage(),
         kafka=KafkaSettings(
             bootstrap=bootstrap, instance_id=instance_id, librdkafka={"group.protocol": protocol}

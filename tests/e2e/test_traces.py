@@ -10,8 +10,8 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, mess
 from opentelemetry.semconv.attributes import server_attributes
 
 from bench.core.stack import Stack
-from carpool.loop.tracing.setup import SEMANTIC_CONVENTIONS
 from carpool.testing.llm_server import LlmServer
+from carpool.tracing.setup import SEMANTIC_CONVENTIONS
 from schemas.record import Headers
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 from tests.e2e.support import Publisher, at_least, quick_settings, read_all

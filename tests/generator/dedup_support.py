@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from carpool.clock import Clock, SystemClock
+from carpool.endings import answer_output
 from carpool.kafka.admin import create_topics
 from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_log import TopicLog
 from carpool.loop.stage import Credit, Done, Sink, Unit
-from generator.outputs import bounded_answer_output
 from generator.plan.query_digest import query_digest
 from schemas.answer import Status
 from schemas.retrieval import Retrieval
@@ -93,7 +93,7 @@ def made(
         answer=f"made for {retrieval.source.offset}" if text is None else text,
         **more,
     )
-    return bounded_answer_output(answer, retrieval.headers, NOW_US)
+    return answer_output(answer, stage="generator", now_us=NOW_US, passed_on=retrieval.headers)
 
 
 def again(first: Unit[Retrieval], **query: Any) -> Unit[Retrieval]:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from carpool.endings import answer_output
 from carpool.errors import CarpoolError, ConfigError, RetryableError
 from carpool.kafka import topic_table
 from carpool.kafka.records import Message, Output, TopicPartition
-from carpool.loop.answers import answer_output
 from carpool.loop.stage import Credit, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.dedup import stage
@@ -234,7 +234,7 @@ def test_no_answer_supersedes_the_ok_answer_of_its_id() -> None:
         assert answer.status != "ok" and answer.source is not None
         key = f"{answer.query_id}@{answer.source.place}".encode()
         assert (output.key, output.partition) == (key, 0)
-        assert done.failure is None or done.failure.error_type == "conflict"
+        assert done.failure is None or done.failure.reason == "conflict"
 
 
 def test_units_wait_until_the_answers_of_their_partition_are_read_and_it_is_paused() -> None:

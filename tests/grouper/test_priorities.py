@@ -15,7 +15,7 @@ from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.group import Group
 from schemas.query import Journal
-from schemas.topics import ANSWERS, GROUPS, GROUPS_BATCH, QUERIES, QUERIES_BATCH, Topic
+from schemas.topics import GROUPS, GROUPS_BATCH, QUERIES, QUERIES_BATCH, RETRIEVALS, Topic
 from schemas.workflow import StepResult
 from tests.clocks import NOW_US
 from tests.grouper.stage import AHEAD, Gate, GatePolicy, Rig, prepared, running
@@ -121,7 +121,7 @@ def test_what_expires_where_it_gathers_or_is_read_ahead_is_answered_at_the_next_
             decode(Answer, output.value, output.headers)
             for done in rig.sink.dones
             for output in done.outputs
-            if output.topic == ANSWERS.name
+            if output.topic == RETRIEVALS.name
         ]
         assert [answer.status for answer in answers] == ["expired"] * 5, (
             "although the model and the plan are stuck"

@@ -9,8 +9,11 @@ import pytest
 
 from carpool.workflow.load import load_workflows
 from carpool.workflow.settings import WorkflowSettings
-from schemas.codec import decode_retrieval
-from schemas.topics import ANSWERS, RETRIEVALS
+from schemas.answer import Answer
+from schemas.codec import EVENT_TYPES, decode_retrieval
+from schemas.record import header
+from schemas.retrieval import Retrieval
+from schemas.topics import RETRIEVALS
 from tests.grouper.stage import Rig, running
 from tests.waiting import wait_until
 from tests.workflow import hostile
@@ -36,8 +39,12 @@ def written(rig: Rig, count: int) -> dict[str, list[str]]:
     wait_until(are_done)
     outputs = [output for done in rig.sink.dones for output in done.outputs]
     found = {
-        topic: [(output.key or b"").decode() for output in outputs if output.topic == topic]
-        for topic in (ANSWERS.name, RETRIEVALS.name)
+        kind: [
+            (output.key or b"").decode()
+            for output in outputs
+            if header(output.headers, "ce_type") == EVENT_TYPES[each].encode()
+        ]
+        for kind, each in (("answers", Answer), ("waiting", Retrieval))
     }
     queries = (one.query for group in rig.sink.groups for one in group.queries)
     return found | {"groups": [query.query_id for query in queries]}
@@ -46,7 +53,7 @@ def written(rig: Rig, count: int) -> dict[str, list[str]]:
 def test_good_programs_are_searched_and_a_hostile_one_goes_to_the_generator(rig: Rig) -> None:
     rig.offer("a", "b", workflow="good")
     ids = written(rig, 3)
-    assert ids == {"groups": ["q-2", "q-3"], RETRIEVALS.name: ["q-1"], ANSWERS.name: []}
+    assert ids == {"groups": ["q-2", "q-3"], "waiting": ["q-1"], "answers": []}
     (waiting,) = [o for done in rig.sink.dones for o in done.outputs if o.topic == RETRIEVALS.name]
     found = decode_retrieval(waiting.value, waiting.headers)
     assert found.query is not None and found.query.journal is not None
@@ -56,7 +63,7 @@ def test_a_deadline_that_passes_before_a_program_runs_ends_its_query(rig: Rig) -
     rig.offer("a", workflow="good", deadline=rig.clock.time_us // 1_000 + 100)
     rig.clock.sleep(200_000)
     rig.tick()
-    assert written(rig, 2)[ANSWERS.name] == ["q-2"]
+    assert written(rig, 2)["answers"] == ["q-2"]
 
 
 def test_a_query_that_is_revoked_before_its_program_runs_is_forgotten(rig: Rig) -> None:

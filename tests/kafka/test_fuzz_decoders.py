@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 
 from carpool.dead_letters.letter import read_letter, replay_output
+from carpool.endings import QueryEnds
 from carpool.kafka.records import Message
 from carpool.kafka.sizes import record_bytes
-from carpool.loop.reject import reject_outputs
-from carpool.loop.retry import attempt_of, begin_us_of, believed, origin_of, read_query
+from carpool.loop.retry import begin_us_of
+from carpool.origins import attempt_of, believed, origin_of, read_query
 from cli.letters import letter_json, letter_text
 from schemas.answer import Answer, PartialAnswer
 from schemas.cancel import Cancel
@@ -35,7 +36,7 @@ from schemas.topics import (
 )
 from tests.clocks import NOW_US
 from tests.kafka.fuzzing import HERE, Mutator, Raw, real_records
-from tests.records import a_message
+from tests.records import a_message, a_query, a_unit
 from tests.seed import SEED
 
 KINDS: dict[str, type[Record]] = {
@@ -85,7 +86,8 @@ def check_query_record(raw: Raw, topic: str = QUERIES.name) -> str:
 
 def check_refusal(message: Message, error: RecordError) -> None:
     assert error.reason in REASONS and str(error)
-    outputs = reject_outputs(message, error, group="g", stage="grouper", now_us=NOW_US)
+    unit = a_unit(1, a_query(), message)
+    outputs = QueryEnds("generator").refused(unit, error, group="g", now_us=NOW_US).outputs
     letter = outputs[0]
     assert letter.value == (message.value or b"")
     assert letter.headers[: len(message.headers)] == ignored_retry_headers(message.headers)

@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
 
 from carpool.clock import SystemClock
 from carpool.errors import DeploymentError
+from carpool.intakes import query_intake
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.clients import Position
@@ -29,11 +30,9 @@ from carpool.kafka.librdkafka.committed import GroupOffsets
 from carpool.kafka.raw_records import raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
-from carpool.loop.priority.intake_queues import Intake
-from carpool.loop.retry import read_query
 from carpool.loop.stage import Unit
+from carpool.run_service import make_consumer, make_delivery
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS, TOPICS
@@ -114,7 +113,7 @@ class Deployment:
         loop = Loop[Any](
             name="grouper",
             group=self.group,
-            intake=Intake(topic=QUERIES.name, decode=read_query),
+            intake=query_intake(),
             stage=self.stage,
             consumer=make_consumer(self.settings, self.group, clock, self.delivery),
             make_delivery=make_delivery(self.settings, self.group, self.delivery),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from carpool.loop.retry import origin_of, read_query
+from carpool.origins import origin_of, read_query
 from carpool.telemetry.metrics import Metrics
 from generator.llm.protocol import LlmEvent, LlmRequest
 from generator.llm.servers import LlmServers

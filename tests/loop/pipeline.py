@@ -18,11 +18,11 @@ from typing import Any
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import AbortedError
-from carpool.loop.delivery.delivery import DeliveryContext
+from carpool.intakes import group_intake, query_intake, retrieval_intake
+from carpool.loop.delivery.delivery import LoopParts
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
 from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
-from carpool.loop.retry import read_query
 from carpool.loop.stage import Stage
 from carpool.telemetry.metrics import Metrics
 from carpool.workflow.journal import Workflows
@@ -35,8 +35,6 @@ from generator.settings import GeneratorSettings, LlmSettings
 from grouper.build import load_work
 from grouper.service import GrouperStage
 from grouper.settings import GrouperSettings
-from schemas.codec import decode, decode_retrieval
-from schemas.group import Group
 from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS
 from searcher.service import build_stage as build_searcher
 from searcher.settings import SearcherSettings
@@ -96,6 +94,7 @@ def workflows() -> Workflows:
     return replace(loaded, programs=programs)
 
 
+POSITIONS = {"assign", "committed"}
 PARTIALS = "rag.answers.partial.v1"
 Answered = tuple[str, str, tuple[str, ...]]
 """(query id, status, ids of what was retrieved)."""
@@ -115,11 +114,7 @@ SERVICES = {
     for service in (
         Service(
             "grouper",
-            Intake(
-                topic=QUERIES.name,
-                decode=read_query,
-                extra_classes=(PriorityClass(topic=RETRIES.name),),
-            ),
+            replace(query_intake(), extra_classes=(PriorityClass(topic=RETRIES.name),)),
             lambda pipeline, metrics: GrouperStage(
                 settings=GrouperSettings(),
                 load=lambda: load_work(
@@ -138,11 +133,7 @@ SERVICES = {
         ),
         Service(
             "searcher",
-            Intake(
-                topic=GROUPS.name,
-                decode=lambda message: decode(Group, message.value, message.headers),
-                parts=lambda group: len(group.queries),
-            ),
+            group_intake(),
             lambda pipeline, metrics: build_searcher(
                 SearcherSettings(),
                 IndexSettings(dir=str(pipeline.index)),
@@ -152,10 +143,7 @@ SERVICES = {
         ),
         Service(
             "generator",
-            Intake(
-                topic=RETRIEVALS.name,
-                decode=lambda message: decode_retrieval(message.value, message.headers),
-            ),
+            retrieval_intake(),
             lambda pipeline, metrics: build_generator(
                 GeneratorSettings(), LlmSettings(engine="none"), metrics, pipeline.clock
             ),
@@ -201,7 +189,10 @@ class Member:
                 self.stage, reader, GeneratorSettings(), metrics, pipeline.clock
             )
 
-        def make_delivery(context: DeliveryContext) -> ExactlyOnceDelivery:
+        def make_delivery(context: LoopParts) -> ExactlyOnceDelivery:
+            of_loop = context.in_flight
+            of_loop.positions = watched(of_loop.positions, steps, "in_flight", POSITIONS)
+
             def make_producer() -> Any:
                 producer = MemoryTransactionalProducer(broker, f"{group}-{instance_id}")
                 return watched(
@@ -215,7 +206,8 @@ class Member:
 
             return ExactlyOnceDelivery(
                 replace(
-                    context, in_flight=watched(context.in_flight, steps, "in_flight", IN_FLIGHT)
+                    context,
+                    in_flight=watched(context.in_flight, steps, "in_flight", IN_FLIGHT),
                 ),
                 make_producer=make_producer,
                 make_hint_producer=lambda: MemoryProducer(broker),
@@ -233,7 +225,7 @@ class Member:
             clock=pipeline.clock,
             metrics=metrics,
         )
-        self.loop.in_flight = watched(self.loop.in_flight, steps, "in_flight", IN_FLIGHT)
+        self.loop.taking.in_flight = watched(self.loop.in_flight, steps, "in_flight", IN_FLIGHT)
 
     def start(self) -> None:
         """As `Loop.start`, with watched callers."""
@@ -241,11 +233,9 @@ class Member:
             watched(self.loop.sink, self.steps, "sink", SINK)
         )
         self.loop.delivery.start()
-        listener = watched(self.loop, self.steps, "loop", LISTENER)
+        listener = watched(self.loop.taking, self.steps, "loop", LISTENER)
         topic, *others = self.service.intake.topics
-        watched(self.loop._consumer, self.steps, "consumer", CONSUMER).subscribe(
-            topic, listener, tuple(others)
-        )
+        self.loop._consumer.inner.subscribe(topic, listener, tuple(others))
 
     def stop(self) -> None:
         """Drains and ends, as after SIGTERM."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from carpool.intakes import query_intake
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.commit_metadata import head_of, with_head
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.records import Output, TopicPartition
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
-from carpool.loop.delivery.delivery import Delivery, DeliveryContext
+from carpool.loop.delivery.delivery import Delivery, LoopParts
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
-from carpool.loop.loop import FINISHED_BYTES_MAX, Loop
-from carpool.loop.priority.intake_queues import Intake, PriorityClass
-from carpool.loop.retry import read_query
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import PriorityClass
 from carpool.loop.stage import Credit, Done, Sink, Unit
+from carpool.origins import read_query
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
 from schemas.record import Headers
@@ -144,7 +146,6 @@ class Bench:
         parts: Callable[[Query], int] = lambda _: 1,
         weight: int = 1,
         extra_classes: tuple[PriorityClass, ...] = (),
-        finished_bytes_max: int = FINISHED_BYTES_MAX,
         is_stepped: bool = True,
     ) -> tuple[Loop[Query], MemoryConsumer]:
         """Starts a loop as the next member of the group; else its test runs it, with threads."""
@@ -158,7 +159,7 @@ class Bench:
             else MemoryConsumer(self.broker, GROUP)
         )
 
-        def make_delivery(context: DeliveryContext) -> Delivery:
+        def make_delivery(context: LoopParts) -> Delivery:
             if is_exact:
                 make = SteppedExactlyOnce if is_stepped else ExactlyOnceDelivery
                 return make(
@@ -179,9 +180,10 @@ class Bench:
         loop = Loop[Query](
             name="grouper",
             group=GROUP,
-            intake=Intake(
+            intake=replace(
+                query_intake(),
                 topic=self.topic,
-                decode=read_query,
+                decode=lambda message: read_query(message),
                 parts=parts,
                 weight=weight,
                 extra_classes=extra_classes,
@@ -191,7 +193,6 @@ class Bench:
             make_delivery=make_delivery,
             clock=self.clock,
             metrics=self.metrics,
-            finished_bytes_max=finished_bytes_max,
         )
         if is_stepped:
             loop.start()
@@ -270,12 +271,9 @@ class TwoClasses(Bench):
         self,
         stage: HandStage,
         unfinished_max: int | None = None,
-        finished_bytes_max: int = FINISHED_BYTES_MAX,
     ) -> tuple[Loop[Query], MemoryConsumer]:
         batch = PriorityClass(topic=QUERIES_BATCH.name, unfinished_max=unfinished_max)
-        return self.loop(
-            stage, weight=16, extra_classes=(batch,), finished_bytes_max=finished_bytes_max
-        )
+        return self.loop(stage, weight=16, extra_classes=(batch,))
 
     def publish_batch(self, count: int) -> None:
         for number in range(count):

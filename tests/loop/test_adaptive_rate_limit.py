@@ -14,7 +14,7 @@ from carpool.loop.priority.adaptive_rate_limit import (
     URGENT_RECENTLY_US,
     AdaptiveRateLimit,
 )
-from carpool.loop.priority.cpu_wait import CpuWait
+from carpool.loop.priority.priority_consumer import CpuWait
 
 COST = 1_024
 STEP_US = 10_000

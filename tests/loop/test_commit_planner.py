@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -26,6 +26,7 @@ from carpool.loop.delivery.commit_planner import (
     URGENT_RECENTLY_US,
     CommitPlanner,
 )
+from carpool.loop.partition_progress import Place
 from carpool.loop.stage import Done
 
 NOW_US = 1_000_000_000
@@ -54,17 +55,22 @@ class OnePartition:
     def is_batch(self, done: Done) -> bool:
         return done.parts[0][0] >= self.batch_from
 
-    def positions_with(self, finished: Iterable[Done]) -> dict[TopicPartition, Position]:
-        numbers = ids(finished)
-        count = sum(number < self.elsewhere for number in numbers)
-        here = {AT: Position(count, "x" * self.bytes_each * count)} if count else {}
-        return here | ({OTHER: Position(1, "")} if len(numbers) > count else {})
+    @property
+    def positions(self) -> OnePartition:
+        return self
 
-    def touches(self, done: Done, partitions: Set[TopicPartition]) -> bool:
-        return AT in partitions and done.parts[0][0] < self.elsewhere
+    def places(self, parts: Iterable[tuple[int, int]]) -> list[Place]:
+        return [
+            Place(AT if number < self.elsewhere else OTHER, number, part) for number, part in parts
+        ]
 
-    def is_live(self, done: Done) -> bool:
-        return done.parts[0][0] not in self.revoked
+    def after(self, places: Iterable[Place]) -> dict[TopicPartition, Position]:
+        of = [place.at for place in places]
+        here = {AT: Position(of.count(AT), "x" * self.bytes_each * of.count(AT))}
+        return (here if AT in of else {}) | ({OTHER: Position(1, "")} if OTHER in of else {})
+
+    def is_live(self, parts: Sequence[tuple[int, int]]) -> bool:
+        return parts[0][0] not in self.revoked
 
 
 def done(unit_id: int, size_bytes: int = 1) -> Done:

@@ -68,7 +68,7 @@ STEPS: dict[str, Callable[..., bool]] = {
     "grouper.records:encode": mentioned,
     "searcher.service:SearcherStage._take": of_part(1, 2),
     "searcher.service:finish": of_part(0, 1),
-    "searcher.results:encode": mentioned,
+    "searcher.results:retrieval_output": mentioned,
     "generator.dedup.units:query_digest": mentioned,
     "generator.dedup.stage:DedupStage._generate": mentioned,
     "generator.dedup.stage:DedupStage._pass_on": mentioned,
@@ -78,7 +78,7 @@ STEPS: dict[str, Callable[..., bool]] = {
     "generator.outcomes:Outcomes.written": mentioned,
     "generator.outcomes:Outcomes.go_on": mentioned,
     "generator.outcomes:answered": mentioned,
-    "generator.outcomes:bounded_answer_output": mentioned,
+    "generator.outputs:answer_output": mentioned,
 }
 """Each step, and whether a call of it is about the query."""
 OF_A_WORKFLOW = {"generator.outcomes:Outcomes.go_on": {"workflow": "hyde"}}

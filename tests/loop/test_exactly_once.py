@@ -17,8 +17,8 @@ from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
 from carpool.kafka.fencing import claims
 from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.exactly_once import ABORTING_US_MAX, ABORTS_MIN, CALL_US_MAX
-from carpool.loop.in_flight import METADATA_STOP_BYTES
 from carpool.loop.loop import Loop
+from carpool.loop.positions import METADATA_STOP_BYTES
 from carpool.loop.stage import Done
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH
@@ -60,7 +60,7 @@ def test_a_commit_without_reply_is_repeated_and_takes_effect_once() -> None:
     stage.finish("a")
     turn(loop)
     assert (bench.results(), bench.committed()) == (["a/0"], (1, ""))
-    assert loop.in_flight.units == 0
+    assert not loop.in_flight.units
 
 
 def test_work_of_a_partition_revoked_after_an_abort_is_dropped() -> None:
@@ -296,5 +296,5 @@ def test_a_revocation_commits_batch_work_during_its_pause(monkeypatch: pytest.Mo
     stage.finish("batch 0")
     turn(loop, 1)
     stage.finish("batch 2")
-    loop.revoked(frozenset({TopicPartition(QUERIES_BATCH.name, 0)}), lost=False)
+    loop.taking.revoked(frozenset({TopicPartition(QUERIES_BATCH.name, 0)}), lost=False)
     assert sorted(bench.results()) == ["batch 0/0", "batch 2/0", "u/0"]

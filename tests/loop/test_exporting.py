@@ -10,8 +10,8 @@ import time
 import pytest
 
 from carpool.loop.stage import Done
-from carpool.loop.tracing import setup
-from carpool.loop.tracing.setup import is_traced, make_tracer
+from carpool.tracing import setup
+from carpool.tracing.setup import is_traced, make_tracer
 from tests.loop.collector import Collector
 from tests.loop.spans import ASKED_HEADERS, TRACE_ID, query
 from tests.records import a_message, a_unit
@@ -65,7 +65,7 @@ def test_a_collector_that_does_not_answer_delays_no_end(monkeypatch: pytest.Monk
 def test_without_a_collector_no_tracing_library_is_loaded() -> None:
     program = (
         "import sys, carpool.run_service\n"
-        "from carpool.loop.tracing.setup import make_tracer\n"
+        "from carpool.tracing.setup import make_tracer\n"
         "print(type(make_tracer(service='grouper', group='g')).__name__)\n"
         "print(any(name.startswith('opentelemetry') for name in sys.modules))\n"
     )

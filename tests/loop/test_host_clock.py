@@ -8,11 +8,14 @@ from dataclasses import replace
 import pytest
 
 from carpool.clock import SystemClock
-from carpool.kafka.records import TopicPartition
-from carpool.loop.local_deadlines import deadline_us_of, with_local_deadlines
-from carpool.loop.tracing.tracer import Tracer
-from carpool.loop.work_observer import MINUTE_US, WorkObserver
+from carpool.intakes import group_intake, retrieval_intake
+from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.work_observer import MINUTE_US, Tracer, WorkObserver
+from carpool.origins import deadline_us_of
 from carpool.telemetry.metrics import Metrics
+from schemas.codec import encode
+from schemas.record import Record
+from schemas.retrieval import Retrieval
 from tests.clocks import HandClock
 from tests.records import a_group, a_grouped_query, a_message, a_query, a_retrieval
 
@@ -93,8 +96,14 @@ def test_a_service_takes_deadlines_by_its_own_clock_whatever_the_writer_had() ->
     message = replace(a_message(timestamp_ms=5_000), host_lead_us=-HOUR)
     query, past = a_query(deadline=9_000), a_query(deadline=0)
     assert message.written_us == 5 * S + HOUR
+
+    def read(record: Record) -> Message:
+        value, headers = encode(record, event_id="e", source="s", time_us=0)
+        return replace(message, value=value, headers=headers)
+
     queries = a_grouped_query(query, deadline_us=7), a_grouped_query()
-    group = with_local_deadlines(a_group(*queries), message)
+    group = group_intake().decode(read(a_group(*queries)))
     assert [each.deadline_us for each in group.queries] == [9 * S + HOUR, None]
-    assert with_local_deadlines(a_retrieval(query), message).deadline_us == 9 * S + HOUR
+    retrieval = retrieval_intake().decode(read(a_retrieval(query)))
+    assert isinstance(retrieval, Retrieval) and retrieval.deadline_us == 9 * S + HOUR
     assert deadline_us_of(past, replace(message, host_lead_us=HOUR)) == 0, "no time below 0"

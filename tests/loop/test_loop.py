@@ -20,8 +20,8 @@ from carpool.kafka.checks import DeliveryName
 from carpool.kafka.clients import Position
 from carpool.kafka.raw_records import unreadable_batch
 from carpool.kafka.records import Message, TopicPartition
-from carpool.loop.retry import read_query
 from carpool.loop.stage import Credit, Done, LateOutputs
+from carpool.origins import read_query
 from schemas.errors import RecordError
 from schemas.query import Query
 from schemas.record import Headers
@@ -55,7 +55,7 @@ def test_work_completes_out_of_order_and_offsets_wait_for_the_slowest() -> None:
     stage.finish("a")
     turn(loop)
     assert bench.committed() == (3, "")
-    assert loop.in_flight.units == 0
+    assert not loop.in_flight.units
 
 
 def test_a_restart_repeats_no_part_that_was_committed() -> None:
@@ -229,10 +229,10 @@ def test_a_partition_that_cannot_be_read_is_reported_until_it_is_read_again() ->
     loop, _ = bench.loop(stage)
     turn(loop)
     at = TopicPartition("rag.queries.v1", 0)
-    loop.fetch_failed(at, "Invalid compressed data")
+    loop.taking.fetch_failed(at, "Invalid compressed data")
     bench.wait(loop)
     assert loop.not_ready() == (), "one error is passing"
-    loop.fetch_failed(at, "Invalid compressed data")
+    loop.taking.fetch_failed(at, "Invalid compressed data")
     bench.wait(loop)
     assert loop.not_ready() == ("rag.queries.v1[0] cannot be read: Invalid compressed data",)
     errors = bench.metrics.registry.get_sample_value(

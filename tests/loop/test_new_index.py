@@ -83,7 +83,7 @@ def test_questions_that_were_planned_with_the_old_index_are_answered_once_with_t
 
 
 def sick(pipeline: Pipeline, service: str) -> str:
-    return pipeline.members[service].loop.sink.not_ready or ""
+    return pipeline.members[service].loop.sink.health.reason or ""
 
 
 @pytest.mark.parametrize("first", ["searcher", "grouper"])
@@ -98,7 +98,7 @@ def test_the_service_with_the_older_index_leaves_its_group_until_it_has_the_newe
     ids += [f"later-{number}" for number in range(4)]
     pipeline.publish(*({"query_id": each, "text": "what of enzymes?"} for each in ids[6:]))
     behind = {"searcher": "grouper", "grouper": "searcher"}[first]
-    pipeline.turn(lambda: pipeline.members[behind].loop.sink.is_away)
+    pipeline.turn(lambda: pipeline.members[behind].loop.sink.health.is_away)
     assert f"this {behind} has index" in sick(pipeline, behind)
     assert "Restart it with that index ([index] dir)" in sick(pipeline, behind)
     pipeline.turn(lambda: sick(pipeline, behind) in pipeline.members[behind].loop.not_ready())
@@ -123,8 +123,8 @@ def test_a_searcher_with_the_newer_index_takes_over_from_one_with_the_older(
 
     def are_answered() -> bool:
         newer.loop.step()
-        assert newer.loop.sink.not_ready is None
-        was_away.add(pipeline.members["searcher"].loop.sink.is_away)
+        assert newer.loop.sink.health.reason is None
+        was_away.add(pipeline.members["searcher"].loop.sink.health.is_away)
         return len(pipeline.broker.records(ANSWERS.name)) == len(ids)
 
     pipeline.turn(are_answered)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from carpool.kafka.records import Output
-from carpool.loop.stage import Done
-from schemas.topics import ANSWERS, QUERIES, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
+import pytest
+
+from carpool.endings import AskedQuery
+from schemas.topics import QUERIES, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
 from tests.loop.support import HandStage, TwoClasses, turn
 
 BATCH_MAX = 20
@@ -45,9 +46,12 @@ def test_urgent_queries_that_arrive_without_credit_go_first_when_there_is_credit
     assert taken(stage)[QUERIES.name] == 9, "of twelve places, batch gets less than a turn"
 
 
-def test_the_intake_stops_while_too_much_finished_work_waits_for_its_commit() -> None:
+def test_the_intake_stops_while_too_much_finished_work_waits_for_its_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("carpool.loop.taking.FINISHED_BYTES_MAX", 10)
     bench, stage = TwoClasses(), HandStage(credit=30)
-    loop, _ = bench.both(stage, BATCH_MAX, finished_bytes_max=10)
+    loop, _ = bench.both(stage, BATCH_MAX)
     bench.publish("one", "two")
     loop.step()
     end(stage, 2)
@@ -69,9 +73,9 @@ def test_an_answer_before_the_generator_goes_through_it_in_the_class_of_its_quer
     turn(loop)
     assert stage.sink is not None
     for unit in stage.units:
-        value = (unit.record.text or "").encode()
-        answer = Output(topic=ANSWERS.name, key=b"k", value=value)
-        stage.sink.done(Done(parts=unit.owed, outputs=(answer,)))
+        stage.sink.done(AskedQuery.of(unit, stage="grouper").expired(0, "its plan"))
     turn(loop)
-    assert bench.results(RETRIEVALS.name) == ["urgent"]
-    assert bench.results(RETRIEVALS_BATCH.name) == ["batch 0"]
+    keys = {unit.source.topic: unit.record.query_id.encode() for unit in stage.units}
+    for asked, topic in ((QUERIES, RETRIEVALS), (QUERIES_BATCH, RETRIEVALS_BATCH)):
+        assert [each.key for each in bench.broker.records(topic.name)] == [keys[asked.name]]
+    assert bench.metric("answers_total", stage="grouper", status="expired") == 2

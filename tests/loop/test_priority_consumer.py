@@ -13,7 +13,7 @@ from carpool.loop.priority.intake_queues import (
 )
 from carpool.loop.priority.priority_consumer import (
     LOOK_S,
-    REST_OF_ANSWER_S,
+    REST_OF_REPLY_S,
     PriorityConsumer,
 )
 from tests.clocks import HandClock
@@ -75,15 +75,16 @@ class TwoTopics:
         self.consumer = PriorityConsumer(
             self.inner,
             classes,
-            unfinished_parts=lambda: self.parts,
+            unfinished_parts=self.parts,
             clock=self.clock,
             cpu_wait_us=lambda: self.cpu_wait_us,
             rests=rests,
         )
         self.lost: list[frozenset[TopicPartition]] = []
-        self.consumer.subscribe(URGENT, self, (BATCH,))
+        self.inner.subscribe(URGENT, self, (BATCH,))
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        self.consumer.forget(partitions)
         self.lost.append(partitions)
 
     def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
@@ -112,7 +113,7 @@ def test_a_paused_consumer_returns_no_record_and_loses_none() -> None:
 def test_after_a_minute_without_a_record_most_of_a_wait_is_without_fetches(rests: bool) -> None:
     rig, all_topics = TwoTopics(rests=rests), frozenset({URGENT, BATCH})
     rig.consumer.pause(frozenset({BATCH}))
-    looks = [LOOK_S, REST_OF_ANSWER_S] if rests else []
+    looks = [LOOK_S, REST_OF_REPLY_S] if rests else []
     for seconds, waits in ((59, [0.25]), (1, [0.25, *looks]), (1, [0.02])):
         rig.clock.time_us += seconds * 1_000_000
         rig.inner.waits.clear()
@@ -139,7 +140,7 @@ def test_blocked_records_do_not_cause_busy_polling() -> None:
     assert rig.take(0.05) == URGENT
 
 
-def test_queued_records_of_a_revoked_partition_are_dropped_before_its_listener_is_called() -> None:
+def test_queued_records_of_a_revoked_partition_are_dropped_when_its_listener_says_so() -> None:
     rig = TwoTopics()
     rig.inner.fetch(URGENT, 2)
     rig.inner.fetch(BATCH, 2)

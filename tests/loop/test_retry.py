@@ -17,17 +17,18 @@ from carpool.loop.retry import (
     FailureLimits,
     RetryDecision,
     RetryDelay,
-    attempt_of,
     begin_us_of,
-    believed,
     decide_retry,
+)
+from carpool.loop.stage import Done
+from carpool.origins import (
+    attempt_of,
+    believed,
     index_wanted,
     later_attempt,
     origin_of,
-    plan_again,
     read_query,
 )
-from carpool.loop.stage import QueryFailure
 from schemas.codec import decode_query
 from schemas.errors import RecordError
 from schemas.headers import RETRY_HEADERS
@@ -40,7 +41,7 @@ from schemas.topics import (
     RETRIES,
     RETRIES_BATCH,
 )
-from tests.records import a_failure, a_message, a_query, a_unit
+from tests.records import a_failure, a_message, a_query, a_unit, asked_query
 
 NOW_US = 1_700_000_000_000_000
 FIRST = Source(topic=QUERIES.name, partition=2, offset=99, timestamp_ms=1_699_999_999_000)
@@ -50,11 +51,11 @@ ENVELOPE = ("content-type", "ce_id")
 failure = partial(a_failure, source=FIRST)
 
 
-def decided(
-    failed: QueryFailure, limits: FailureLimits = LIMITS, now_us: int = NOW_US
-) -> RetryDecision:
+def decided(failed: Done, limits: FailureLimits = LIMITS, now_us: int = NOW_US) -> RetryDecision:
+    failure = failed.failure
+    assert failure is not None
     return decide_retry(
-        failed, limits=limits, group="carpool-searcher", stage="searcher", now_us=now_us
+        failure, attempt=failure.attempt, limits=limits, group="carpool-searcher", now_us=now_us
     )
 
 
@@ -110,10 +111,10 @@ def test_a_retried_query_is_as_published_on_the_topic_of_retries(
 
 
 def test_a_retried_query_stays_in_its_class() -> None:
-    batch = failure(source=msgspec.structs.replace(FIRST, topic=QUERIES_BATCH.name))
-    (output,) = decided(batch).outputs
+    source = msgspec.structs.replace(FIRST, topic=QUERIES_BATCH.name)
+    (output,) = decided(failure(source=source)).outputs
     assert output.topic == RETRIES_BATCH.name
-    assert origin_of(arrived(output, 5)) == batch.source
+    assert origin_of(arrived(output, 5)) == source
 
 
 def test_every_attempt_names_the_record_that_the_client_published() -> None:
@@ -128,9 +129,7 @@ def test_every_attempt_names_the_record_that_the_client_published() -> None:
 
 
 def test_a_query_that_is_planned_again_keeps_its_attempt_and_names_the_index() -> None:
-    first = plan_again(
-        failure().query, FIRST, (("x", b"1"),), index_version="v-2", stage="searcher", now_us=NOW_US
-    )
+    first = asked_query(source=FIRST, headers=(("x", b"1"),)).planned_again("v-2", NOW_US)
     assert first is not None
     message = arrived(first, 9)
     assert (attempt_of(message.headers), origin_of(message)) == (1, FIRST)
@@ -141,8 +140,7 @@ def test_a_query_that_is_planned_again_keeps_its_attempt_and_names_the_index() -
     forged = believed(a_message(QUERIES.name, 9, headers=message.headers))
     assert index_wanted(forged) is None
     room = (("x", bytes(QUERIES.max_message_bytes - 300)),)
-    query = failure().query
-    assert plan_again(query, FIRST, room, index_version="v-2", stage="searcher", now_us=1) is None
+    assert asked_query(source=FIRST, headers=room).planned_again("v-2", 1) is None
 
 
 def test_after_its_last_attempt_a_query_becomes_a_dead_letter() -> None:
@@ -184,7 +182,7 @@ def test_after_its_last_attempt_a_query_becomes_a_dead_letter() -> None:
         "the headers leave no room",
     ],
 )
-def test_a_query_is_not_retried_when(failed: QueryFailure, limits: FailureLimits) -> None:
+def test_a_query_is_not_retried_when(failed: Done, limits: FailureLimits) -> None:
     assert decided(failed, limits).outcome == "failed"
 
 
@@ -277,13 +275,12 @@ def test_a_query_waits_at_most_one_retry_delay() -> None:
     assert begin_us_of(forged, delay_us) == forged.received_us + delay_us
 
 
-def test_delayed_units_are_due_by_time_unless_revoked_and_their_number_is_limited() -> None:
+def test_delayed_units_are_due_by_time_and_their_number_is_limited() -> None:
     delayed = RetryDelay()
     for id, until_us in ((1, 30), (2, 10), (3, 10), (4, 20), (5, 15)):
         assert delayed.add(a_unit(id, a_query()), until_us)
-    delayed.forget(frozenset({5, 7}))
     assert [each.id for each in delayed.due(9)] == []
-    assert [each.id for each in delayed.due(20)] == [2, 3, 4]
+    assert [each.id for each in delayed.due(20)] == [2, 3, 5, 4]
     assert [each.id for each in delayed.due(100)] == [1]
     assert all(delayed.add(a_unit(id, a_query()), 10) for id in range(DELAYED_MAX))
     assert not delayed.add(a_unit(DELAYED_MAX, a_query()), 10)

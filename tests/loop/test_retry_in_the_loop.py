@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
-from carpool.kafka.records import Output
+from carpool.endings import AskedQuery
 from carpool.loop.loop import Loop
 from carpool.loop.member_health import AWAY_US_MIN
 from carpool.loop.priority.intake_queues import PriorityClass
-from carpool.loop.retry import FailureLimits, origin_of
+from carpool.loop.retry import FailureLimits
 from carpool.loop.stage import Done, Unit
+from carpool.origins import origin_of
 from schemas.query import Query
 from schemas.record import header
-from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS
+from schemas.topics import QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS
 from tests.loop.support import Bench, HandStage, turn
-from tests.records import a_failure
 
 RETRIED = (PriorityClass(topic=RETRIES.name),)
 
 
-def failed(unit: Unit[Any], answer: bytes = b"{}", *, is_transient: bool = True) -> Done:
-    """The failed query of a unit, with its `failed` answer."""
-    failure = a_failure(
-        unit.record,
-        source=origin_of(unit.message),
-        headers=unit.message.headers,
-        is_transient=is_transient,
-    )
-    output = Output(topic=ANSWERS.name, key=b"k", value=answer)
-    return Done(parts=((unit.id, 0),), outputs=(output,), failure=failure)
+def failed(unit: Unit[Any], answer: bytes = b"{}", **how: bool) -> Done:
+    """The failed query of a unit, with a `failed` answer."""
+    done = AskedQuery.of(unit, stage="grouper").failed(0, "llm_refused", "the disk is away", **how)
+    return replace(done, outputs=(replace(done.outputs[0], value=answer),))
 
 
 class FailingStage(HandStage):
@@ -104,17 +99,9 @@ def test_refused_queries_have_their_letters_and_never_stop_the_service() -> None
     turn(loop)
     assert stage.sink is not None
     for refused in list(stage.units):
-        failure = a_failure(
-            refused.record,
-            source=refused.source,
-            error_type="llm_refused",
-            is_transient=False,
-            is_refusal=True,
-        )
-        output = Output(topic=ANSWERS.name, key=b"k", value=b"{}")
-        stage.sink.done(Done(parts=((refused.id, 0),), outputs=(output,), failure=failure))
+        stage.sink.done(failed(refused, is_refusal=True))
     turn(loop)
-    assert loop.failure is None and not loop.sink.is_away
+    assert loop.failure is None and not loop.sink.health.is_away
     letters = bench.broker.records("rag.queries.v1.dlq")
     assert len(letters) == len(bench.results(RETRIEVALS.name)) == len(texts)
     assert header(letters[0].headers, "rag.errors.exception.class.name") == (
@@ -134,7 +121,7 @@ def with_a_sick_member(*texts: str) -> tuple[Bench, FailingStage, Loop[Query]]:
 def test_a_member_that_only_fails_leaves_and_another_one_does_its_work() -> None:
     texts = [f"q{number}" for number in range(30)]
     bench, _, sick = with_a_sick_member(*texts)
-    assert re.search(r"\d+ queries failed in a row.*the disk is away", sick.not_ready()[0])
+    assert re.search(r"\d+ records failed in a row.*the disk is away", sick.not_ready()[0])
     assert sick.failure is None
     assert len(bench.broker.records(QUERIES_DEAD.name)) == 19
     assert bench.committed()[0] == 19, "the others are left in the topic"
@@ -203,13 +190,12 @@ def test_a_result_ends_a_row_of_failures_and_an_answer_does_not() -> None:
     stage.fail_units(*texts[:19])
     stage.finish("good")
     stage.fail_units(*texts[19:38])
-    no_result = Output(topic=ANSWERS.name, key=b"k", value=b"{}")
-    loop.sink.done(Done(parts=((stage.unit("late").id, 0),), outputs=(no_result,)))
+    loop.sink.done(AskedQuery.of(stage.unit("late"), stage="grouper").expired(0, "its plan"))
     turn(loop)
-    assert loop.in_flight.is_assigned
+    assert loop.positions.assigned
     stage.fail_units(texts[38])
     turn(loop)
-    assert not loop.in_flight.is_assigned, "it has left its group"
+    assert not loop.positions.assigned, "it has left its group"
 
 
 def test_a_delayed_query_is_forgotten_when_its_partition_is_revoked() -> None:

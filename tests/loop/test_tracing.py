@@ -12,13 +12,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from carpool.kafka.records import Output
-from carpool.loop.stage import Done, Unit
-from carpool.loop.tracing.operation import Operation
-from carpool.loop.tracing.otel import OtelTracer
-from carpool.loop.tracing.tracer import with_traceparent
+from carpool.loop.stage import Done, Operation, Unit
 from carpool.telemetry.logs import trace_id_of
+from carpool.tracing.otel import OtelTracer
 from schemas.group import GroupedQuery
-from schemas.record import Headers, Record, header
+from schemas.record import Headers, Record, header, with_traceparent
 from tests.loop.spans import ASKED, ASKED_HEADERS, TRACE_ID, query
 from tests.records import a_group, a_grouped_query, a_message, a_unit
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Done, Unit
-from carpool.loop.tracing.tracer import Tracer
-from carpool.loop.work_observer import WorkObserver
+from carpool.loop.work_observer import Tracer, WorkObserver
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
 from tests.clocks import HandClock

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from carpool.loop.reject import reject_outputs
-from carpool.loop.retry import read_query, send_back
+from carpool.endings import QueryEnds
+from carpool.origins import read_query
 from carpool.workflow import Retrieve
 from carpool.workflow.journal import search_query, with_results
 from schemas.answer import Answer
@@ -24,7 +24,7 @@ from tests.e2e.support import build_index, question
 from tests.generator.stage import WORKFLOWS
 from tests.loop.paid_calls import PaidCalls, committed, use
 from tests.loop.pipeline import PARTIALS, SERVICES, Pipeline
-from tests.records import a_message, a_query, a_source
+from tests.records import a_message, a_query, a_source, a_unit, asked_query
 from tests.rig.steps import Steps, silent_deaths
 
 PROGRAMS = ("hyde", "multistep", "irg", "recomp", "corrective")
@@ -163,16 +163,13 @@ def test_a_step_that_is_refused_is_told_with_those_before_it_and_its_letter_can_
     query = with_results(begun, [StepResult(digest=guess.digest(), text="A guess.")])
     (search,) = WORKFLOWS.asked(query).steps
     assert isinstance(search, Retrieve)
-    output = send_back(
-        search_query(query, [search], NOW_US), a_source(7), (), stage="generator", now_us=NOW_US
-    )
+    output = asked_query(source=a_source(7)).searched(search_query(query, [search], NOW_US), NOW_US)
     assert output is not None
     message = a_message(RETRIES.name, 3, key=output.key, value=output.value, headers=output.headers)
     step = read_query(message)
     error = RecordError("processing_failed", "no", query_id=step.query_id)
-    letter, answer = reject_outputs(
-        message, error, group="g", stage="grouper", now_us=NOW_US, query=step
-    )
+    unit = a_unit(1, step, message)
+    letter, answer = QueryEnds("grouper").refused(unit, error, group="g", now_us=NOW_US).outputs
     assert decode_query(letter.value, output.headers, a_source(7)) == begun.journal.root
     told = decode(Answer, answer.value, answer.headers)
     assert [(each.kind, each.text) for each in told.steps] == [("generate", "A guess.")]

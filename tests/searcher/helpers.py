@@ -25,13 +25,13 @@ from carpool.kafka.records import Message, Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Answer
-from schemas.codec import decode
+from schemas.codec import decode, decode_retrieval
 from schemas.errors import RecordError
 from schemas.group import Group, GroupedQuery, NextGroup
 from schemas.query import Query
 from schemas.record import ClusterId, Source
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, RETRIEVAL_DRAFTS, RETRIEVALS
+from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS
 from searcher.service import SearcherStage, build_stage
 from searcher.settings import SearcherSettings
 from tests.disk.helpers import Content, normalised
@@ -304,18 +304,20 @@ class ListSink:
         return [output for done in self.dones for output in done.outputs]
 
     def retrievals(self) -> dict[str, Retrieval]:
-        found = self._records(RETRIEVALS.name, Retrieval)
+        found = [each for each in self._results() if isinstance(each, Retrieval)]
         return {retrieval.query.query_id: retrieval for retrieval in found}
 
     def answers(self) -> dict[str, Answer]:
-        return {answer.query_id: answer for answer in self._records(ANSWERS.name, Answer)}
+        found = [each for each in self._results() if isinstance(each, Answer)]
+        return {answer.query_id: answer for answer in found}
 
     def drafts(self) -> list[Retrieval]:
         assert {output.topic for output in self.hints} <= {RETRIEVAL_DRAFTS.name}
         return [decode(Retrieval, output.value, output.headers) for output in self.hints]
 
-    def _records(self, topic: str, kind: type[Any]) -> list[Any]:
-        return [decode(kind, o.value, o.headers) for o in self.outputs() if o.topic == topic]
+    def _results(self) -> list[Retrieval | Answer]:
+        outputs = [each for each in self.outputs() if each.topic == RETRIEVALS.name]
+        return [decode_retrieval(each.value, each.headers) for each in outputs]
 
 
 @dataclass

@@ -20,7 +20,7 @@ from carpool.errors import CarpoolError, DeploymentError, FencedError
 from carpool.kafka.clients import Position, ProducerClient
 from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX
 from carpool.kafka.records import Output, TopicPartition
-from carpool.loop.delivery.delivery import IDLE_WAIT_S, Delivery, DeliveryContext
+from carpool.loop.delivery.delivery import IDLE_WAIT_S, Delivery, LoopParts
 from carpool.loop.stage import Done
 
 log = structlog.get_logger()
@@ -46,13 +46,13 @@ class AtLeastOnceDelivery(Delivery):
 
     def __init__(
         self,
-        context: DeliveryContext,
+        parts: LoopParts,
         *,
         make_producer: Callable[[], ProducerClient],
         make_hint_producer: Callable[[], ProducerClient],
         commit_interval_ms: int,
     ) -> None:
-        super().__init__(context, make_hint_producer)
+        super().__init__(parts, make_hint_producer)
         self._make_producer = make_producer
         self._commit_interval_us = commit_interval_ms * 1_000
         self._commit_lock = threading.Lock()
@@ -103,18 +103,18 @@ class AtLeastOnceDelivery(Delivery):
         producer.poll(SENDING_WAIT_S if self._unacknowledged else 0)
         if self._must_rebuild:
             self._rebuild(producer)
-        if self._in_flight.has_uncommitted and self._clock.now_us() >= self._next_commit_us:
+        if self._positions.has_uncommitted and self._clock.now_us() >= self._next_commit_us:
             self._commit()
 
     def _idle_wait_s(self) -> float:
-        if self._requested or not self._in_flight.has_uncommitted:
+        if self._requested or not self._positions.has_uncommitted:
             return IDLE_WAIT_S
         return max(0.0, (self._next_commit_us - self._clock.now_us()) / 1_000_000)
 
     def _take_submitted(self) -> None:
         while self._submitted:
             done = self._submitted.popleft()
-            if not self._in_flight.is_live(done):
+            if not self._in_flight.is_live(done.parts):
                 self._reopen(done)
                 continue
             done = replace(done, outputs=done.outputs_at(self._clock.now_us()), late=None)
@@ -126,7 +126,7 @@ class AtLeastOnceDelivery(Delivery):
     def _send(self, producer: ProducerClient) -> None:
         while self._to_send and not self.refusal.is_waiting:
             work, output = self._to_send[0]
-            if not work.is_dropped and not self._in_flight.is_live(work.done):
+            if not work.is_dropped and not self._in_flight.is_live(work.done.parts):
                 work.is_dropped = True
                 self._reopen(work.done)
             if work.is_dropped:
@@ -140,7 +140,7 @@ class AtLeastOnceDelivery(Delivery):
     def _reported(self, work: _SentWork, output: Output, error: CarpoolError | None) -> None:
         self._unacknowledged -= 1
         if error is None:
-            self._context.metrics.delivery.records_produced.labels(topic=output.topic).inc()
+            self._parts.metrics.delivery.records_produced.labels(topic=output.topic).inc()
             work.unacknowledged -= 1
             if work.unacknowledged == 0:
                 self._complete(work.done)
@@ -156,10 +156,6 @@ class AtLeastOnceDelivery(Delivery):
             )
         self._to_send.append((work, output))
 
-    def _complete(self, done: Done) -> None:
-        self._in_flight.complete(done)
-        self._context.observer.completed(done)
-
     def _rebuild(self, producer: ProducerClient) -> None:
         """Replaces a failed producer; the reports of its unacknowledged outputs fail."""
         producer.close(0)
@@ -173,11 +169,11 @@ class AtLeastOnceDelivery(Delivery):
                 return
             offsets = self._requested = self._to_commit()
             if offsets:
-                self._context.consumer.commit(
-                    offsets, functools.partial(self._answered, offsets, self._clock.now_us())
+                self._parts.consumer.inner.commit(
+                    offsets, functools.partial(self._replied, offsets, self._clock.now_us())
                 )
 
-    def _answered(
+    def _replied(
         self, offsets: dict[TopicPartition, Position], began_us: int, error: CarpoolError | None
     ) -> None:
         """Notes the outcome of a requested commit. Called by the polling thread."""
@@ -191,7 +187,7 @@ class AtLeastOnceDelivery(Delivery):
         if not offsets:
             return
         try:
-            self._context.consumer.commit_now(offsets)
+            self._parts.consumer.inner.commit_now(offsets)
         except CarpoolError as error:
             self._note_commit(offsets, began_us, error)
         else:
@@ -205,16 +201,16 @@ class AtLeastOnceDelivery(Delivery):
             at: position
             if len(position.metadata) <= UNNAMED_BYTES_MAX
             else position._replace(metadata="")
-            for at, position in self._in_flight.positions_with(()).items()
+            for at, position in self._positions.after(()).items()
         }
 
     def _note_commit(
         self, offsets: dict[TopicPartition, Position], began_us: int, error: CarpoolError | None
     ) -> None:
         """Notes the outcome. After a failure, the next commit includes these offsets."""
-        now_us, metrics = self._clock.now_us(), self._context.metrics.delivery
+        now_us, metrics = self._clock.now_us(), self._parts.metrics.delivery
         if error is None:
-            self._in_flight.committed(offsets)
+            self._positions.committed(offsets)
             metrics.commits.labels(outcome="ok").inc()
             metrics.commit_seconds.observe((now_us - began_us) / 1_000_000)
             return

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX
 from carpool.kafka.records import TopicPartition
+from carpool.loop.partition_progress import Place
 from carpool.loop.stage import Done
 
 BLOCKED_WAIT_US = 5_000
@@ -45,17 +46,19 @@ HELD_US = 250_000
 """How long work is held back that the commit metadata cannot list, until it is tried again."""
 
 
+class _Positions(Protocol):
+    def after(self, places: Iterable[Place]) -> dict[TopicPartition, Position]: ...
+
+
 class Progress(Protocol):
-    """The state of work in flight that the planner reads; `InFlight` implements it."""
+    """The work in flight, as the planner reads it: see `InFlight`."""
 
-    def is_live(self, done: Done) -> bool:
-        """See `InFlight.is_live`."""
+    @property
+    def positions(self) -> _Positions: ...
 
-    def positions_with(self, finished: Iterable[Done]) -> dict[TopicPartition, Position]:
-        """See `InFlight.positions_with`."""
+    def is_live(self, parts: Sequence[tuple[int, int]]) -> bool: ...
 
-    def touches(self, done: Done, partitions: Set[TopicPartition]) -> bool:
-        """See `InFlight.touches`."""
+    def places(self, parts: Iterable[tuple[int, int]]) -> list[Place]: ...
 
 
 class CommitPlan(NamedTuple):
@@ -189,7 +192,7 @@ class CommitPlanner:
         count = size_bytes = 0
         while heap and (dones_max is None or count < dones_max):
             done = heap[0].done
-            if not progress.is_live(done):
+            if not progress.is_live(done.parts):
                 revoked.append(heapq.heappop(heap).done)
                 continue
             size_bytes += sum(len(output.value) for output in done.outputs)
@@ -261,10 +264,13 @@ class CommitPlanner:
 
         The other work is held back: it waits until a slow record is finished.
         """
-        work = [finished.done for finished in self._open]
-        positions = progress.positions_with(work)
+        work, positions = self._after_open(progress)
         while too_long := _too_long(positions):
-            touching = [each for each in self._open if progress.touches(each.done, too_long)]
+            touching = [
+                each
+                for each in self._open
+                if any(place.at in too_long for place in progress.places(each.done.parts))
+            ]
             if not touching:  # an earlier process of this member committed all of it
                 return work, {at: each for at, each in positions.items() if at not in too_long}
             left_out = sorted(touching)[len(touching) // 2 :]
@@ -272,9 +278,13 @@ class CommitPlanner:
             self._held_until_us = now_us + HELD_US
             orders = {each.order for each in left_out}
             self._open = [each for each in self._open if each.order not in orders]
-            work = [finished.done for finished in self._open]
-            positions = progress.positions_with(work)
+            work, positions = self._after_open(progress)
         return work, positions
+
+    def _after_open(self, progress: Progress) -> tuple[list[Done], dict[TopicPartition, Position]]:
+        work = [finished.done for finished in self._open]
+        parts = (part for done in work for part in done.parts)
+        return work, progress.positions.after(progress.places(parts))
 
 
 def _too_long(positions: dict[TopicPartition, Position]) -> set[TopicPartition]:

@@ -6,17 +6,17 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
-from carpool.kafka.clients import ConsumerClient, ProducerClient
+from carpool.kafka.clients import ProducerClient
 from carpool.kafka.records import Output, TopicPartition
-from carpool.loop.delivery.hints import Hints
 from carpool.loop.in_flight import InFlight
+from carpool.loop.priority.priority_consumer import PriorityConsumer
 from carpool.loop.refusal import Refusal
 from carpool.loop.stage import Done, Unit
 from carpool.loop.work_observer import WorkObserver
@@ -26,36 +26,93 @@ log = structlog.get_logger()
 
 IDLE_WAIT_S = 0.2
 JOIN_S = 5.0
+HINTS_WAITING_MAX = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeliveryContext:
-    """The parts of the loop that a delivery uses."""
+class LoopParts:
+    """What the parts of a loop share. For any thread.
+
+    `again`: units to offer again, and when: what failed, and what shared its outputs with a revoked
+    partition. `failures`: why the service cannot go on; the first one counts.
+    """
 
     in_flight: InFlight
-    consumer: ConsumerClient
+    consumer: PriorityConsumer
+    observer: WorkObserver
     clock: Clock
     metrics: Metrics
-    observer: WorkObserver
-    reoffer: Callable[[list[Unit[Any]]], None]
-    """Offers units again whose work was discarded: it shared outputs with a revoked partition."""
-    fail: Callable[[CarpoolError], None]
+    again: deque[tuple[Unit[Any], int]] = field(default_factory=deque)
+    failures: list[CarpoolError] = field(default_factory=list)
+
+    def fail(self, error: CarpoolError) -> None:
+        """Ends the service."""
+        if not self.failures:
+            log.error("cannot go on", error=str(error), kind=type(error).__name__)
+        self.failures.append(error)
+
+    @property
+    def failure(self) -> CarpoolError | None:
+        """The first failure, if any."""
+        return self.failures[0] if self.failures else None
+
+
+class Hints:
+    """Best-effort records, outside every commit. `add` is thread-safe; one thread does the rest."""
+
+    def __init__(self, make_producer: Callable[[], ProducerClient], metrics: Metrics) -> None:
+        """`make_producer` is called for the first record."""
+        self._make_producer = make_producer
+        self._dropped = metrics.delivery.hints_dropped
+        self._waiting: deque[Output] = deque()
+        self._producer: ProducerClient | None = None
+
+    def __bool__(self) -> bool:
+        """Whether any record waits to be sent."""
+        return bool(self._waiting)
+
+    def add(self, output: Output) -> bool:
+        """Adds a record; False when too many wait: it is dropped."""
+        if len(self._waiting) >= HINTS_WAITING_MAX:
+            self._dropped.inc()
+            return False
+        self._waiting.append(output)
+        return True
+
+    def send(self) -> None:
+        """Sends waiting records and serves reports. Does not block."""
+        if self._producer is None:
+            if not self._waiting:
+                return
+            self._producer = self._make_producer()
+        while self._waiting:
+            if not self._producer.produce(self._waiting.popleft(), self._reported):
+                self._dropped.inc()
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """Flushes for at most one second."""
+        if self._producer is not None:
+            self._producer.close(1.0)
+
+    def _reported(self, error: CarpoolError | None) -> None:
+        if error is not None:
+            self._dropped.inc()
 
 
 class Delivery(ABC):
     """Commits finished work on a thread of its own. `submit` and `hint` are thread-safe."""
 
-    def __init__(
-        self, context: DeliveryContext, make_hint_producer: Callable[[], ProducerClient]
-    ) -> None:
-        self._context = context
-        self._in_flight = context.in_flight
-        self._clock = context.clock
-        self.refusal = Refusal(context.clock)
+    def __init__(self, parts: LoopParts, make_hint_producer: Callable[[], ProducerClient]) -> None:
+        self._parts = parts
+        self._in_flight = parts.in_flight
+        self._positions = parts.in_flight.positions
+        self._clock = parts.clock
+        self.refusal = Refusal(parts.clock)
         """What the brokers refuse of the outputs and commits, or nothing."""
         self.may_give_up = True
         """Whether this process gives its partitions up alive (ADR 0027): no defect ends it."""
-        self._hints = Hints(make_hint_producer, context.metrics)
+        self._hints = Hints(make_hint_producer, parts.metrics)
         self._submitted: deque[Done] = deque()
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -126,7 +183,7 @@ class Delivery(ABC):
                 self.step()
         except Exception as error:  # the loop ends the process
             log.exception("delivery failed")
-            self._context.fail(
+            self._parts.fail(
                 error
                 if isinstance(error, CarpoolError)
                 else CarpoolError(f"delivery failed: {error!r}")
@@ -148,9 +205,14 @@ class Delivery(ABC):
     def _is_late(self) -> bool:
         return self._stop_by_us is not None and self._clock.now_us() >= self._stop_by_us
 
+    def _complete(self, done: Done) -> None:
+        """Notes that the outputs of this work are written, or committed."""
+        self._in_flight.complete(done)
+        self._parts.observer.completed(done)
+
     def _reopen(self, done: Done) -> None:
         """Discards work of a revoked partition; units that are still assigned start again."""
-        self._context.reoffer(self._in_flight.reopen(done))
+        self._parts.again.extend((unit, 0) for unit in self._in_flight.reopen(done))
 
 
-MakeDelivery = Callable[[DeliveryContext], Delivery]
+MakeDelivery = Callable[[LoopParts], Delivery]

@@ -21,8 +21,9 @@ from carpool.kafka.clients import Membership, ProducerClient, TransactionalProdu
 from carpool.kafka.commit_metadata import with_instance_id
 from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.commit_planner import NO_COMMIT, CommitPlan, CommitPlanner
-from carpool.loop.delivery.delivery import IDLE_WAIT_S, Delivery, DeliveryContext
+from carpool.loop.delivery.delivery import IDLE_WAIT_S, Delivery, LoopParts
 from carpool.loop.delivery.watchdog import LOOK_S, CallWatchdog
+from schemas.topics import is_batch
 
 log = structlog.get_logger()
 
@@ -50,7 +51,7 @@ class ExactlyOnceDelivery(Delivery):
 
     def __init__(
         self,
-        context: DeliveryContext,
+        parts: LoopParts,
         *,
         make_producer: Callable[[], TransactionalProducerClient],
         make_hint_producer: Callable[[], ProducerClient],
@@ -62,7 +63,7 @@ class ExactlyOnceDelivery(Delivery):
 
         `call_us_max`: see `CallWatchdog`. The next process of the service ends the transaction.
         """
-        super().__init__(context, make_hint_producer)
+        super().__init__(parts, make_hint_producer)
         self._make_producer = make_producer
         self._instance_id = instance_id
         self._planner = CommitPlanner(commit_interval_ms * 1_000)
@@ -74,7 +75,7 @@ class ExactlyOnceDelivery(Delivery):
         self._closing_aborts = 0
         self._aborts = 0  # in a row
         self._aborting_since_us = 0
-        self._calls = CallWatchdog(context.clock, context.fail, us_max=call_us_max)
+        self._calls = CallWatchdog(parts.clock, parts.fail, us_max=call_us_max)
         self._is_napping = False
 
     @property
@@ -101,7 +102,7 @@ class ExactlyOnceDelivery(Delivery):
         """
         is_in_doubt, self._is_in_doubt = self._is_in_doubt, False
         before = self._membership
-        self._membership = self._context.consumer.membership(fresh=is_in_doubt)
+        self._membership = self._parts.consumer.inner.membership(fresh=is_in_doubt)
         if is_in_doubt and self._membership != before:
             self._planner.rebalanced(self._clock.now_us())
             self._wake.set()
@@ -126,12 +127,12 @@ class ExactlyOnceDelivery(Delivery):
         if self._calls.is_stuck:
             self._closing.set()
         else:
-            self._give_up(self._in_flight.assigned)
+            self._give_up(self._positions.assigned)
             super().close(until_us)
 
     def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
         if self.may_give_up:
-            self._in_flight.give_up(partitions)
+            self._positions.give_up(partitions)
 
     # The delivery thread.
 
@@ -143,7 +144,7 @@ class ExactlyOnceDelivery(Delivery):
         """No thread polls at the end, so the brokers would refuse an expelled member forever."""
         is_hopeless = self._is_halted or self._closing_aborts >= CLOSING_ABORTS_MAX
         can_commit = self._membership is not None and self.refusal.reason is None
-        has_more = self._in_flight.has_uncommitted and can_commit
+        has_more = self._positions.has_uncommitted and can_commit
         return is_hopeless or (super()._may_end() and not has_more)
 
     def _close_producer(self) -> None:
@@ -165,7 +166,7 @@ class ExactlyOnceDelivery(Delivery):
                 self._try_commit()
 
     def _wait_s(self) -> float:
-        if self._is_halted or not (self.backlog or self._in_flight.has_uncommitted):
+        if self._is_halted or not (self.backlog or self._positions.has_uncommitted):
             return IDLE_WAIT_S
         wait_us = self._planner.next_begin_us - self._clock.now_us()
         return min(NAP_S, max(0.0, wait_us / 1_000_000))
@@ -179,7 +180,7 @@ class ExactlyOnceDelivery(Delivery):
         plan = self._plan(take_all=is_last or self._closing.is_set())
         began_us = self._clock.now_us()
         if not plan.positions or self._membership is None:
-            if self._planner.finished or self._in_flight.has_uncommitted:
+            if self._planner.finished or self._positions.has_uncommitted:
                 self._planner.blocked(began_us)
             return
         self._planner.began(began_us)
@@ -201,13 +202,14 @@ class ExactlyOnceDelivery(Delivery):
             return
         self._aborts = 0
         self.refusal.passed()
-        self._complete(plan)
-        self._context.metrics.delivery.commit_seconds.observe((ended_us - began_us) / 1_000_000)
+        self._committed(plan)
+        self._parts.metrics.delivery.commit_seconds.observe((ended_us - began_us) / 1_000_000)
 
     def _plan(self, *, take_all: bool) -> CommitPlan:
         while self._submitted:
             done = self._submitted.popleft()
-            self._planner.add(done, is_batch=self._in_flight.is_batch(done))
+            places = self._in_flight.places(done.parts)  # revoked ones count as batch
+            self._planner.add(done, is_batch=all(is_batch(each.at.topic) for each in places))
         now_us = self._clock.now_us()
         if not self._planner.is_due(now_us, take_all=take_all):
             return NO_COMMIT
@@ -221,7 +223,7 @@ class ExactlyOnceDelivery(Delivery):
         assert producer is not None, "`open` made the producer"
         try:
             self._insist(producer.begin)
-            given_up = self._in_flight.given_up
+            given_up = self._positions.given_up
             offsets = {
                 at: position._replace(
                     metadata=position.metadata
@@ -278,17 +280,16 @@ class ExactlyOnceDelivery(Delivery):
             return "fenced"
         return outcome
 
-    def _complete(self, plan: CommitPlan) -> None:
+    def _committed(self, plan: CommitPlan) -> None:
         self._planner.committed()
         for done in plan.work:
-            self._in_flight.complete(done)
-            self._context.observer.completed(done)
+            self._complete(done)
             for output in done.outputs:
-                self._context.metrics.delivery.records_produced.labels(topic=output.topic).inc()
-        self._in_flight.committed(plan.positions)
+                self._parts.metrics.delivery.records_produced.labels(topic=output.topic).inc()
+        self._positions.committed(plan.positions)
 
     def _insist(self, call: Callable[[], None]) -> None:
-        """Repeats the call until the brokers answer.
+        """Repeats the call until the brokers reply.
 
         Raises `_GaveUpError` when the time to close is over, or the call took too long.
         """
@@ -298,7 +299,7 @@ class ExactlyOnceDelivery(Delivery):
                     call()
             except RetryableError as error:
                 self._count("retried", "retried")
-                log.warning("the brokers did not answer; the call is made again", error=str(error))
+                log.warning("the brokers did not reply; the call is made again", error=str(error))
                 if self._is_late():
                     raise _GaveUpError from error
                 self._closing.wait(RETRY_WAIT_S)
@@ -308,9 +309,9 @@ class ExactlyOnceDelivery(Delivery):
                 return
 
     def _count(self, commit: str, transaction: str) -> None:
-        self._context.metrics.delivery.commits.labels(outcome=commit).inc()
-        self._context.metrics.delivery.transactions.labels(outcome=transaction).inc()
+        self._parts.metrics.delivery.commits.labels(outcome=commit).inc()
+        self._parts.metrics.delivery.transactions.labels(outcome=transaction).inc()
 
     def _halt(self, error: CarpoolError) -> None:
         self._is_halted = True
-        self._context.fail(error)
+        self._parts.fail(error)

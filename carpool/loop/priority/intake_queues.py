@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.ends import Ends
 from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
 from carpool.loop.stage import R
 
@@ -34,7 +35,7 @@ class PriorityClass:
     """A topic that a service reads, and the limits of its priority class.
 
     `weight`: share of the intake against other topics, while all of them have records.
-    `unfinished_max`: parts (queries) of this topic that the service may have in progress; None: no
+    `unfinished_max`: parts of this topic that the service may have in progress; None: no
     limit. A limit keeps room for records of other topics, which then need not wait for these.
     `cpu_wait_us_max`: see `carpool.loop.priority.adaptive_rate_limit`; 0: no rate limit.
     """
@@ -47,23 +48,33 @@ class PriorityClass:
 
 @dataclass(frozen=True, kw_only=True)
 class Intake(Generic[R]):
-    """The input of a service: its topics and their decoder.
+    """The input of a service: its topics, their decoder, and how their records end.
 
-    `decode` raises `RecordError`. `parts`: number of results that a record owes. `extra_classes`:
-    topics with the same records in other priority classes. `weight`: of `topic`, see
-    `PriorityClass`.
+    `decode` raises `RecordError`. `parts`: number of results that a record owes. `believed` removes
+    what a service does not believe of a record. `ends`: see there; None: a record that fails is
+    tried again in place, and becomes a dead letter. `in_order`: results of a partition are handed
+    over in the order of its offsets; each `Done` is then of one record. `extra_classes`: topics
+    with the same records in other priority classes. `weight`: of `topic`, see `PriorityClass`.
     """
 
     topic: str
     decode: Callable[[Message], R]
     parts: Callable[[R], int] = lambda _: 1
+    believed: Callable[[Message], Message] = lambda message: message
+    ends: Ends | None = None
+    in_order: bool = False
     weight: int = 1
     extra_classes: tuple[PriorityClass, ...] = ()
 
     @property
+    def classes(self) -> tuple[PriorityClass, ...]:
+        """All topics that are read, with their priority classes."""
+        return (PriorityClass(topic=self.topic, weight=self.weight), *self.extra_classes)
+
+    @property
     def topics(self) -> tuple[str, ...]:
         """All topics that are read."""
-        return (self.topic, *(each.topic for each in self.extra_classes))
+        return tuple(each.topic for each in self.classes)
 
 
 def cost_bytes(message: Message) -> int:

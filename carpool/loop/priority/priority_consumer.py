@@ -1,6 +1,6 @@
-"""A `ConsumerClient` around another one that returns records of several topics in turns.
+"""Polls a `ConsumerClient`, and returns records of several topics in turns.
 
-It sorts the records of the inner client into one queue for each topic (`intake_queues`), so an
+It sorts the records of the client into one queue for each topic (`intake_queues`), so an
 urgent record never waits for records of another topic that were fetched before it. It pauses a
 topic whose queue is full. Records in the queues are not accepted yet. If their partition is revoked
 they are dropped, and its next owner reads them again.
@@ -9,44 +9,41 @@ they are dropped, and its next owner reads them again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from carpool.clock import Clock
 from carpool.kafka.clients import (
-    CommitResult,
     ConsumerClient,
-    Membership,
-    Position,
-    RebalanceListener,
 )
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.priority.adaptive_rate_limit import AdaptiveRateLimit
-from carpool.loop.priority.cpu_wait import CpuWait
 from carpool.loop.priority.intake_queues import IntakeQueues, PriorityClass, cost_bytes
 
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
 SORT_MAX = 250
 """Records that are sorted before one is returned: a few milliseconds."""
 REST_AFTER_US = 60_000_000
-LOOK_S, REST_OF_ANSWER_S = 0.1, 0.01
-"""After a rest: how long the answer to a fetch may take, and then all of its partitions.
+LOOK_S, REST_OF_REPLY_S = 0.1, 0.01
+"""After a rest: how long the reply to a fetch may take, and then all of its partitions.
 
 A poll returns at the end of the first partition.
 """
 
 
 class PriorityConsumer:
-    """Implements `ConsumerClient`. The polling thread makes all calls but `commit`."""
+    """Polls and pauses `inner`. All other calls are made on that. For the polling thread."""
 
     def __init__(
         self,
         consumer: ConsumerClient,
         classes: tuple[PriorityClass, ...],
         *,
-        unfinished_parts: Callable[[], Mapping[str, int]],
+        unfinished_parts: Mapping[str, int],
         clock: Clock,
         cpu_wait_us: Callable[[], float | None] | None = None,
         rests: bool = False,
     ) -> None:
-        """`unfinished_parts`: parts that the service has in progress, by topic.
+        """`unfinished_parts`: those that the service has in progress now, by topic.
 
         `cpu_wait_us`: mean wait of the polling thread for a CPU since the last call. `rests`: after
         a minute without a record, do not fetch all the time; for brokers where a fetch costs much.
@@ -58,7 +55,7 @@ class PriorityConsumer:
             for each in classes
             if each.cpu_wait_us_max
         }
-        self._consumer = consumer
+        self.inner = consumer
         self._queues = IntakeQueues(classes)
         self._topics = frozenset(each.topic for each in classes)
         self._unfinished_parts = unfinished_parts
@@ -67,11 +64,9 @@ class PriorityConsumer:
         self._rests = rests
         self._rest_at_us = clock.now_us() + REST_AFTER_US
 
-    def subscribe(
-        self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
-    ) -> None:
-        """Joins the group for all topics. Raises `ConfigError` when one does not exist."""
-        self._consumer.subscribe(topic, _QueueListener(listener, self._queues), extra_topics)
+    def forget(self, partitions: frozenset[TopicPartition]) -> None:
+        """Drops the queued records of revoked partitions. The listener calls it first."""
+        self._queues.forget(partitions)
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the next record; None after `timeout_s` if none may be accepted."""
@@ -106,12 +101,12 @@ class PriorityConsumer:
         """As `poll` of the inner client; a member that rests needs longer than `timeout_s`."""
         now_us, message = self._clock.now_us(), None
         if self._rests and timeout_s > LOOK_S and now_us >= self._rest_at_us:
-            self._consumer.pause(self._topics)
-            message = self._consumer.poll(timeout_s)
-            self._consumer.pause(*self._paused)
-            message = message or self._consumer.poll(LOOK_S)
-            timeout_s = REST_OF_ANSWER_S
-        message = message or self._consumer.poll(timeout_s)
+            self.inner.pause(self._topics)
+            message = self.inner.poll(timeout_s)
+            self.inner.pause(*self._paused)
+            message = message or self.inner.poll(LOOK_S)
+            timeout_s = REST_OF_REPLY_S
+        message = message or self.inner.poll(timeout_s)
         if message is not None:
             self._rest_at_us = now_us + REST_AFTER_US
         return message
@@ -120,7 +115,7 @@ class PriorityConsumer:
         now_us = self._clock.now_us()
         self._review(now_us)
         message = self._queues.next(
-            self._unfinished_parts(),
+            self._unfinished_parts,
             lambda topic: topic not in self._asked[0] and self._is_in_rate(topic, now_us),
         )
         if message is not None and message.source.topic in self._rate_limits:
@@ -154,42 +149,32 @@ class PriorityConsumer:
         paused = topics | self._queues.full, partitions
         if paused != self._paused:
             self._paused = paused
-            self._consumer.pause(*paused)
+            self.inner.pause(*paused)
 
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns the records of each assigned partition in the queues and at the brokers."""
         queued = self._queues.by_partition()
-        return {at: records + queued[at] for at, records in self._consumer.waiting().items()}
-
-    def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
-        self._consumer.commit(offsets, on_result)
-
-    def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
-        self._consumer.commit_now(offsets)
-
-    def membership(self, *, fresh: bool = False) -> Membership | None:
-        return self._consumer.membership(fresh=fresh)
-
-    def leave(self) -> None:
-        self._consumer.leave()
-
-    def close(self) -> None:
-        self._consumer.close()
+        return {at: records + queued[at] for at, records in self.inner.waiting().items()}
 
 
-class _QueueListener:
-    """Drops queued records of revoked partitions before it calls the listener of the loop."""
+class CpuWait:
+    """The wait for a CPU, by the scheduler of Linux, of the thread that calls: always the same."""
 
-    def __init__(self, listener: RebalanceListener, queues: IntakeQueues) -> None:
-        self._listener = listener
-        self._queues = queues
+    def __init__(self, path: Path = SCHEDSTAT) -> None:
+        """`path`: a file with run time and wait in nanoseconds, and the number of runs."""
+        self._path = path
+        self._last: tuple[int, int] | None = None
 
-    def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
-        self._listener.assigned(positions)
+    def mean_us(self) -> float | None:
+        """Returns the mean wait before a run since the last call; None: unknown.
 
-    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        self._queues.forget(partitions)
-        self._listener.revoked(partitions, lost=lost)
-
-    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
-        self._listener.fetch_failed(at, error, lasts=lasts)
+        Takes microseconds.
+        """
+        try:
+            _, wait_ns, runs = map(int, self._path.read_text().split())
+        except (OSError, ValueError):
+            return None
+        last, self._last = self._last, (wait_ns, runs)
+        if last is None:
+            return None
+        return (wait_ns - last[0]) / max(1, runs - last[1]) / 1_000

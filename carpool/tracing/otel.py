@@ -20,12 +20,11 @@ from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from carpool.kafka.records import Output
-from carpool.loop.stage import Done, Unit
-from carpool.loop.tracing.operation import Attribute, Operation
-from carpool.loop.tracing.tracer import Tracer, with_traceparent
+from carpool.loop.stage import Attribute, Done, Operation, Unit
+from carpool.loop.work_observer import Tracer
 from schemas.group import Group
 from schemas.query import Query
-from schemas.record import TRACEPARENT, Headers, header
+from schemas.record import TRACEPARENT, Headers, header, with_traceparent
 from schemas.retrieval import Retrieval
 from schemas.topics import DEAD_LETTER_SUFFIX
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 import carpool
-from carpool.loop.tracing.tracer import Tracer
+from carpool.loop.work_observer import Tracer
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -49,7 +49,7 @@ def make_tracer(*, service: str, group: str) -> Tracer:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        from carpool.loop.tracing.otel import OtelTracer
+        from carpool.tracing.otel import OtelTracer
     except ModuleNotFoundError as error:
         log.warning("nothing is traced: pip install 'carpool[tracing]'", missing=error.name)
         return Tracer()
