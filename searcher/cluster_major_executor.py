@@ -326,7 +326,7 @@ class ClusterMajorExecutor(SearchLoop):
             np.array([state.slot for state in states], np.intp),
             _stacked([state.search.vector for state in states]),
         )
-        self._table.merge(self._pool.run(scorings, batch, self._table))
+        self._table.merge(self._pool.run(scorings, batch, self._table, self.mask))
         took_us = self._clock.now_us() - began_us
         extents = self._slices.extents
         work = [(extents[task.slice_id].row_count, len(task.queries)) for task in tasks]

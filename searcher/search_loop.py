@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from carpool.clock import Clock
+from carpool.codes.row_mask import RowMask
 from searcher.executor import SearchGroup
 from searcher.store.waker import Waker
 
@@ -40,6 +41,8 @@ class SearchLoop:
         self._deadlines: dict[int, int] = {}  # of the searches in progress that have one
         self._window: object = object()  # of the group that joined last
         self._is_stopped = False
+        self.mask: RowMask | None = None
+        """The rows that searches may find; None: all. For scans that begin after it was set."""
 
     def join(self, group: SearchGroup) -> None:
         """Adds a group; see `Executor.join`."""

@@ -29,6 +29,7 @@
 namespace {
 
 constexpr int ROWS = 16;
+constexpr uint32_t EVERY = (1 << ROWS) - 1;
 constexpr int GROUP_BYTES = 64;        // 8 dimensions of 16 rows
 constexpr int STEPS = 14;              // sizes of a step that are tried
 constexpr int64_t THREAD_PRODUCTS = 6 << 20; // fewer products of numbers do not pay a thread
@@ -91,12 +92,14 @@ struct Run {
 
 // What all threads of a scan read. The runs that are nearest to any query come first: then most rows
 // of the others are worse than what is there. `blocks`: the numbers of the blocks of each cluster, from
-// `codes` on; null where one is behind the other.
+// `codes` on; null where one is behind the other. `mask`: a bit for each row that may be found; null:
+// all may.
 struct Scan {
   const uint8_t *const *codes;
   const int64_t *const *blocks;
   const int64_t *first_rows, *row_counts;
   const float *centroids;
+  const uint8_t *mask;
   int dimension;
   std::vector<Rounded> rounded;
   std::vector<int32_t> wanting;
@@ -105,6 +108,19 @@ struct Scan {
 
   int groups() const { return (dimension + 7) / 8; }
   int64_t block_bytes() const { return groups() * GROUP_BYTES + ROWS * 4; }
+
+  // The bits of the rows of a block that begins at `row`.
+  uint32_t visible(int64_t row) const {
+    uint32_t bits;
+    std::memcpy(&bits, mask + row / 8, sizeof bits);
+    return bits >> row % 8 & EVERY;
+  }
+
+  bool is_hidden(int64_t cluster) const {
+    for (int64_t at = 0; at < row_counts[cluster]; at += ROWS)
+      if (visible(first_rows[cluster] + at)) return false;
+    return true;
+  }
 };
 
 namespace plain {
@@ -289,13 +305,14 @@ void int4_encode(const float *rows, int64_t count, int dimension, uint8_t *block
 
 // Scans with the kernel `kernel`, on up to `threads` threads. codes, blocks, first_rows, row_counts: of
 // each cluster, see Scan; codes are null where they are not in memory. centroids: (clusters,
-// dimension) float32. The clusters of query i are probes[starts[i]] to probes[starts[i + 1]], nearest
-// first.
+// dimension) float32. mask: see Scan. The clusters of query i are probes[starts[i]] to
+// probes[starts[i + 1]], nearest first.
 void int4_scan(int kernel, int threads, const uint8_t *const *codes, const int64_t *const *blocks,
-               const int64_t *first_rows, const int64_t *row_counts, const float *centroids, int dimension,
-               const Asked *asked, int64_t n, const int64_t *starts, const int64_t *probes) {
+               const int64_t *first_rows, const int64_t *row_counts, const float *centroids,
+               const uint8_t *mask, int dimension, const Asked *asked, int64_t n, const int64_t *starts,
+               const int64_t *probes) {
   const auto scan_some = kernels()[kernel].scan;
-  Scan scan{codes, blocks, first_rows, row_counts, centroids, dimension, {}, {}, {}};
+  Scan scan{codes, blocks, first_rows, row_counts, centroids, mask, dimension, {}, {}, {}};
   std::vector<std::array<int64_t, 3>> wishes; // cluster, query, place of the cluster in the query's
   int64_t products = 0, rows = 0;
   for (int64_t i = 0; i < n; i++) {

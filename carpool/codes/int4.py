@@ -5,14 +5,15 @@ row's step (`int4.cpp` says how codes are arranged). Rows, centroids and queries
 random rotation, so that no number is much larger than the others. A query is rounded to 8 bits a
 number, and products of whole numbers are exact: every kernel returns the same rows.
 
+A scan may have a mask: rows that it hides are not found, and blocks of hidden rows are not read.
+
 Without a [kernel](kernel.py) NumPy does the same, fifty times slower.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Sequence
-from itertools import chain
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from carpool.arrays import Float32, Int64, UInt8
 from carpool.codes.codec import CODEC, CodeLayout
 from carpool.codes.kernel import kernels, library
+from carpool.codes.row_mask import RowMask, check_mask, visible
 from carpool.errors import ConfigError
 
 BLOCK_ROWS = 16
@@ -97,7 +99,7 @@ def _round(rest: Float32) -> tuple[UInt8, Float32]:
 
 
 def _pack(codes: UInt8, steps: Float32) -> UInt8:
-    """Returns blocks, (blocks, bytes)."""
+    """Returns blocks, (blocks, bytes): `codes`, (n, dim) of 0 to 15; `steps`, (n,)."""
     blocks, groups = -(-len(codes) // BLOCK_ROWS), -(-codes.shape[1] // GROUP)
     whole = np.zeros((blocks * BLOCK_ROWS, groups * GROUP), np.uint8)
     whole[: len(codes), : codes.shape[1]] = codes
@@ -163,6 +165,7 @@ class CodeScanner:
         self._centroids = np.ascontiguousarray(centroids @ rotation)
         self._first_rows = np.ascontiguousarray(first_rows, np.int64)
         self._row_counts = np.ascontiguousarray(row_counts, np.int64)
+        self._end_row = int((self._first_rows + self._row_counts).max(initial=0))
         self._codes: dict[int, UInt8] = {}
         self._places = np.zeros(len(row_counts), np.uint64)
         # Copies take free blocks, wherever these are: so no memory is lost between clusters, and
@@ -217,28 +220,36 @@ class CodeScanner:
         rotated = np.ascontiguousarray(queries @ self._rotation)
         return list(map(Proposed, rotated, rows, estimates))
 
-    def add(self, proposed: Sequence[Proposed], probes: Collection[Sequence[int]]) -> None:
+    def add(
+        self,
+        proposed: Sequence[Proposed],
+        probes: Sequence[Int64],
+        mask: RowMask | None = None,
+    ) -> None:
         """Adds the rows of clusters to what is proposed, where they are better. Releases the GIL.
 
-        `probes`: the clusters of each query, nearest first. Of equal estimates the lower row is the
-        better. Raises `ValueError` for clusters that the index does not have: the kernel would read
-        memory that is not its own.
+        `probes`: the clusters of each query, nearest first. `mask`: the rows that may be found;
+        None: all. Of equal estimates the lower row is the better. Raises `ValueError` for clusters
+        that the index does not have, and for a mask that lacks rows: the kernel would read memory
+        that is not its own.
         """
-        starts = np.zeros(len(probes) + 1, np.int64)
-        np.cumsum([len(one) for one in probes], out=starts[1:])
-        clusters = np.fromiter(chain.from_iterable(probes), np.int64, starts[-1])
+        if mask is not None:
+            check_mask(mask, self._end_row)
+        starts = np.cumsum([0, *map(len, probes)], dtype=np.int64)
+        clusters = np.concatenate([np.empty(0, np.int64), *probes], dtype=np.int64)
         nlist = len(self._row_counts)
         if len(probes) != len(proposed) or not ((clusters >= 0) & (clusters < nlist)).all():
             raise ValueError(f"{len(probes)} probes do not fit an index of {nlist} clusters")
         kernel = library()
         if kernel is None or kernels()[self._kernel] == "numpy":
-            self._add_by_numpy(proposed, probes)
+            self._add_by_numpy(proposed, probes, mask)
             return
         asked = np.array([one.places for one in proposed], np.int64)
         kernel.int4_scan(
             self._kernel,
             self._threads,
             *map(_place, self._index),
+            _place(mask) if mask is not None else None,
             self._centroids.shape[1],
             _place(asked),
             ctypes.c_int64(len(asked)),
@@ -246,21 +257,30 @@ class CodeScanner:
             _place(clusters),
         )
 
-    def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
+    def scan(
+        self,
+        queries: Float32,
+        probes: Sequence[Int64],
+        count: int,
+        mask: RowMask | None = None,
+    ) -> tuple[Int64, Float32]:
         """Returns the rows with the best estimated scores of each query, and the estimates.
 
         `queries`: (n, dim) float32; `probes`: the clusters of each. Returns (n, count) int64, -1
         where the clusters have fewer rows, and (n, count) float32, best first. See `begin`, `add`.
         """
         proposed = self.begin(queries, count)
-        self.add(proposed, [one.tolist() for one in probes])
+        self.add(proposed, probes, mask)
         rows = np.stack([one.rows for one in proposed])
         estimates = np.stack([one.estimates for one in proposed])
         order = np.lexsort((rows, -estimates))
         return np.take_along_axis(rows, order, 1), np.take_along_axis(estimates, order, 1)
 
     def _add_by_numpy(
-        self, proposed: Sequence[Proposed], probes: Collection[Sequence[int]]
+        self,
+        proposed: Sequence[Proposed],
+        probes: Sequence[Int64],
+        mask: RowMask | None,
     ) -> None:
         queries = np.stack([one.query for one in proposed])
         scales = np.maximum(np.abs(queries).max(axis=1), np.float32(1e-30)) / np.float32(127)
@@ -268,7 +288,7 @@ class CodeScanner:
         found = [[(one.rows, one.estimates)] for one in proposed]
         wanted_by: dict[int, list[int]] = {}
         for query, clusters in enumerate(probes):
-            for cluster in clusters:
+            for cluster in clusters.tolist():
                 wanted_by.setdefault(cluster, []).append(query)
         for cluster, some in wanted_by.items():
             if cluster not in self._codes:
@@ -281,6 +301,9 @@ class CodeScanner:
             base = queries[some] @ self._centroids[cluster]
             scores = base + scales[some] * steps[:, None] * products
             rows = np.arange(row_count) + self._first_rows[cluster]
+            if mask is not None:
+                shown = visible(mask, int(self._first_rows[cluster]), row_count)
+                rows, scores = rows[shown], scores[shown]
             for at, query in enumerate(some):
                 found[query].append((rows, scores[:, at].astype(np.float32)))
         for one, parts in zip(proposed, found, strict=True):

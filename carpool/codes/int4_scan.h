@@ -14,7 +14,7 @@ TARGET INLINE float product(const float *left, const float *right, int dimension
   return sum;
 }
 
-template <int Q>
+template <int Q, bool MASKED>
 TARGET INLINE void scan_for(const Scan &scan, int64_t cluster, const int32_t *wanting, Best *best) {
   const int8_t *numbers[Q];
   float base[Q], scale[Q], shift[Q];
@@ -26,6 +26,11 @@ TARGET INLINE void scan_for(const Scan &scan, int64_t cluster, const int32_t *wa
   const int64_t *blocks = scan.blocks[cluster];
   int64_t row = scan.first_rows[cluster], at = 0;
   for (int64_t left = scan.row_counts[cluster]; left > 0; left -= ROWS, row += ROWS, at++) {
+    const uint32_t bits = (left < ROWS ? (1 << left) - 1 : EVERY) & (MASKED ? scan.visible(row) : EVERY);
+    if (MASKED && !bits) continue;
+    float hidden[ROWS];
+    if (MASKED)
+      for (int r = 0; r < ROWS; r++) hidden[r] = bits >> r & 1 ? 0 : NOTHING;
     const uint8_t *block = scan.codes[cluster] + (blocks ? blocks[at] : at) * scan.block_bytes();
     alignas(64) int32_t sums[Q * ROWS];
     float steps[ROWS];
@@ -35,35 +40,45 @@ TARGET INLINE void scan_for(const Scan &scan, int64_t cluster, const int32_t *wa
       Best &mine = best[wanting[q]];
       float scores[ROWS], highest = NOTHING;
       for (int r = 0; r < ROWS; r++) scores[r] = base[q] + scale[q] * steps[r] * (sums[q * ROWS + r] - shift[q]);
+      if (MASKED)
+        for (int r = 0; r < ROWS; r++) scores[r] += hidden[r];
       for (int r = 0; r < ROWS; r++) highest = std::max(highest, scores[r]);
       if (highest < mine.scores[0]) continue;
-      for (int r = 0; r < std::min<int64_t>(ROWS, left); r++) mine.add(scores[r], row + r);
+      for (uint32_t rest = bits; rest; rest &= rest - 1) {
+        const int r = __builtin_ctz(rest);
+        mine.add(scores[r], row + r);
+      }
     }
   }
 }
 
 // Scans clusters until there are no more. `scan_for` is compiled for each number of queries.
-TARGET void scan_clusters(Scan &scan, Best *best) {
+template <bool MASKED>
+TARGET void scan_runs(Scan &scan, Best *best) {
   for (size_t at; (at = scan.next++) < scan.runs.size();) {
     const int64_t cluster = scan.runs[at].cluster;
+    if (MASKED && scan.is_hidden(cluster)) continue;
     const size_t end = scan.runs[at].end;
     for (size_t first = scan.runs[at].first; first < end; first += MOST) {
       const int32_t *some = scan.wanting.data() + first;
       switch (std::min<size_t>(MOST, end - first)) {
-      case 1: scan_for<1>(scan, cluster, some, best); break;
+      case 1: scan_for<1, MASKED>(scan, cluster, some, best); break;
 #if MOST >= 4
-      case 2: scan_for<2>(scan, cluster, some, best); break;
-      case 3: scan_for<3>(scan, cluster, some, best); break;
-      case 4: scan_for<4>(scan, cluster, some, best); break;
+      case 2: scan_for<2, MASKED>(scan, cluster, some, best); break;
+      case 3: scan_for<3, MASKED>(scan, cluster, some, best); break;
+      case 4: scan_for<4, MASKED>(scan, cluster, some, best); break;
 #endif
 #if MOST >= 8
-      case 5: scan_for<5>(scan, cluster, some, best); break;
-      case 6: scan_for<6>(scan, cluster, some, best); break;
-      case 7: scan_for<7>(scan, cluster, some, best); break;
-      case 8: scan_for<8>(scan, cluster, some, best); break;
+      case 5: scan_for<5, MASKED>(scan, cluster, some, best); break;
+      case 6: scan_for<6, MASKED>(scan, cluster, some, best); break;
+      case 7: scan_for<7, MASKED>(scan, cluster, some, best); break;
+      case 8: scan_for<8, MASKED>(scan, cluster, some, best); break;
 #endif
       }
     }
   }
 }
 
+TARGET void scan_clusters(Scan &scan, Best *best) {
+  scan.mask ? scan_runs<true>(scan, best) : scan_runs<false>(scan, best);
+}

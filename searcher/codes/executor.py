@@ -14,8 +14,8 @@ queries, it scans for the next ones. Other threads only leave messages.
 from __future__ import annotations
 
 import queue
-from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from carpool.codes.margin import COUNT_MAX, rows_within
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.codes.query import CodesQuery, Probes
-from searcher.codes.source import CodeSource, ScanPart
+from searcher.codes.source import NONE, CodeSource, ScanPart
 from searcher.executor import Finish, Search, SearchGroup, SearchResult
 from searcher.rows.row_reader import RowReader, RowsRead
 from searcher.scoring.top_k import TopK
@@ -78,7 +78,7 @@ class CodesExecutor(SearchLoop):
                 read = self._rows.advance(self._are_in_hand)
                 if read:
                     read_bytes = self._metrics.bytes_read.labels(purpose="demand")
-                    read_bytes.inc(sum(rows.bytes_read for rows in read))
+                    read_bytes.inc(sum(sum(rows.bytes_read.values()) for rows in read))
                 for rows in read:
                     self._score(rows, finish)
                 if not (has_scanned or self._may_scan() or self._is_stopped):
@@ -153,8 +153,7 @@ class CodesExecutor(SearchLoop):
             clusters = [cluster for cluster in clusters if cluster not in set(held)]
         if clusters:
             query.promise(CODEC)
-            query.tiers.update(dict.fromkeys(self._codes.not_in_memory(clusters), "ssd"))
-            self._codes.want(key, clusters)
+            query.tiers.update(dict.fromkeys(self._codes.want(key, clusters), "ssd"))
         if held and self._shard is not None:
             vector, count = query.search.vector, query.count
             self._shard.add(ScanTask(key=key, vector=vector, clusters=held, count=count))
@@ -192,7 +191,7 @@ class CodesExecutor(SearchLoop):
             for query, proposed in zip(new, begun, strict=True):
                 query.proposed = proposed
         every = [query.proposed for query in queries if query.proposed is not None]
-        self._codes.scanner.add(every, batch.values())
+        self._codes.scanner.add(every, list(batch.values()), self.mask)
         share_us = (self._clock.now_us() - began_us) // len(queries)
         for query, clusters in zip(queries, batch.values(), strict=True):
             query.search_us += share_us
@@ -204,23 +203,27 @@ class CodesExecutor(SearchLoop):
         # Rows that wait for a buffer must not become more and more.
         return bool(self._waiting) and self._rows.waiting <= 1
 
-    def _next_batch(self) -> dict[int, list[ClusterId]]:
+    def _next_batch(self) -> dict[int, Int64]:
         """Takes the next clusters to scan, by query: of `BATCH_MAX` queries, or of one part."""
-        batch = defaultdict[int, list[ClusterId]](list)
+        batch, parts = dict[int, Int64](), list[ScanPart]()
         while self._waiting:
             part = self._waiting[0]
-            if len(batch) >= BATCH_MAX and not batch.keys() >= set(part.keys):
+            own = dict.fromkeys([*part.keys.tolist(), *(key for key, _, _ in part.errors)], NONE)
+            if len(batch) >= BATCH_MAX and not batch.keys() >= own.keys():
                 break
-            self._waiting.popleft()
+            parts.append(self._waiting.popleft())
             self._codes.end(part.clusters)
-            known = [key for key in part.keys if key in self._queries]  # the others were dropped
-            for key in known:
-                batch[key] += part.clusters
-            for key in known[:1]:
+            own = {key: none for key, none in own.items() if key in self._queries}
+            batch |= own  # the others were dropped
+            for key in list(own)[:1]:
                 self._queries[key].bytes_read += part.bytes_read
-            for key in known if part.errors else ():
-                self._queries[key].errors.update(part.errors)
-                self._queries[key].unscanned -= len(part.errors)
+            for key, cluster, error in part.errors:
+                if key in own:
+                    self._queries[key].errors[cluster] = error
+                    self._queries[key].unscanned -= 1
+        for key, clusters in _by_query(parts):
+            if key in batch:
+                batch[key] = clusters
         return batch
 
     def _take_scanned(self, scanned: Scanned, finish: Finish) -> None:
@@ -286,24 +289,39 @@ class CodesExecutor(SearchLoop):
                     query.tiers.pop(cluster, None)
         keys = dict.fromkeys(part.key for part in lost if part.key in self._queries)
         self._go_on(list(keys), finish)
-        self._shard.shard.begin_substages(self._shard.start())
+        self._shard.shard.begin_substages(self._shard.start(self.mask))
 
     # ---- scores
 
     def _score(self, read: RowsRead, finish: Finish) -> None:
-        if (query := self._queries.get(read.owner)) is None:
-            return
+        """Scores the rows of a buffer, those of all queries in one product."""
         began_us = self._clock.now_us()
-        query.scores.append(np.einsum("nd,d->n", read.vectors, query.search.vector))
-        query.search_us += self._clock.now_us() - began_us
-        query.rows.append(read.rows)
-        query.bytes_read += read.bytes_read
-        query.unscored -= len(read.rows) + len(read.failed)
-        for row, error in read.failed:
-            cluster = ClusterId(int(self._clusters_of(np.array([row]))[0]))
-            query.errors.setdefault(cluster, error)
-        if not query.unscored:
-            self._finish(read.owner, finish)
+        owners, starts, counts = np.unique(read.owners, return_index=True, return_counts=True)
+        known = [self._queries.get(owner) for owner in owners.tolist()]
+        nobody = np.zeros(read.vectors.shape[1], np.float32)
+        vectors = [nobody if query is None else query.search.vector for query in known]
+        scores = np.empty(0, np.float32)
+        if vectors:
+            of_rows = np.repeat(np.stack(vectors), counts, axis=0)
+            scores = np.einsum("nd,nd->n", read.vectors, of_rows)
+        share_us = (self._clock.now_us() - began_us) // max(1, len(known))
+        for query, start, count in zip(known, starts.tolist(), counts.tolist(), strict=True):
+            if query is not None:
+                query.scores.append(scores[start : start + count])
+                query.rows.append(read.rows[start : start + count])
+                query.unscored -= count
+                query.search_us += share_us
+        for owner, row, error in read.failed:
+            if (query := self._queries.get(owner)) is not None:
+                cluster = ClusterId(int(self._clusters_of(np.array([row]))[0]))
+                query.errors.setdefault(cluster, error)
+                query.unscored -= 1
+        for owner, bytes_read in read.bytes_read.items():
+            if (query := self._queries.get(owner)) is not None:
+                query.bytes_read += bytes_read
+        for owner in dict.fromkeys([*owners.tolist(), *(owner for owner, _, _ in read.failed)]):
+            if (query := self._queries.get(owner)) is not None and not query.unscored:
+                self._finish(owner, finish)
 
     def _finish(self, key: int, finish: Finish) -> None:
         query = self._queries[key]
@@ -329,3 +347,14 @@ class CodesExecutor(SearchLoop):
 
     def _clusters_of(self, rows: Int64) -> Int64:
         return np.searchsorted(self._codes.first_rows, rows, side="right") - 1
+
+
+def _by_query(parts: Sequence[ScanPart]) -> Iterator[tuple[int, Int64]]:
+    """Yields the clusters of each query, in the order of the parts."""
+    keys = np.concatenate([NONE, *(part.keys for part in parts)])
+    clusters = np.concatenate([NONE, *(part.clusters for part in parts)])
+    order = np.argsort(keys, kind="stable")
+    queries, starts = np.unique(keys[order], return_index=True)
+    ends = [*starts[1:].tolist(), len(keys)]
+    for query, start, end in zip(queries.tolist(), starts.tolist(), ends, strict=False):
+        yield query, clusters[order[start:end]]

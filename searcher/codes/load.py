@@ -40,20 +40,16 @@ class ResidentCodes:
         self._broken = broken
         self._parts: list[ScanPart] = []
 
-    def not_in_memory(self, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
-        """None; see `CodeSource`."""
-        return ()
-
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
         """Does nothing; see `CodeSource`."""
 
-    def want(self, key: int, clusters: Sequence[ClusterId]) -> None:
+    def want(self, key: int, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
         """See `CodeSource`."""
-        left, errors = tuple(clusters), dict[ClusterId, CorruptionError]()
-        if self._broken:
-            errors = {one: self._broken[one] for one in clusters if one in self._broken}
-            left = tuple(one for one in clusters if one not in errors)
-        self._parts.append(ScanPart(keys=(key,), clusters=left, errors=errors))
+        broken = self._broken and [one for one in clusters if one in self._broken]
+        left = np.array([one for one in clusters if one not in broken] if broken else clusters)
+        errors = [(key, one, self._broken[one]) for one in broken]
+        self._parts.append(ScanPart(keys=np.full(len(left), key), clusters=left, errors=errors))
+        return ()
 
     def drop(self, key: int) -> None:
         """Does nothing; see `CodeSource`."""
@@ -63,7 +59,7 @@ class ResidentCodes:
         parts, self._parts = self._parts, []
         return parts
 
-    def end(self, clusters: Sequence[ClusterId]) -> None:
+    def end(self, clusters: Int64) -> None:
         """Does nothing; see `CodeSource`."""
 
     def check_integrity(self) -> None:

@@ -6,10 +6,11 @@ read waits until the scans before its turn have ended and its place is free.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 
 from carpool.codes.int4 import CodeScanner
@@ -18,7 +19,7 @@ from carpool.errors import ReadError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.codes.codes_reader import CodesRead, CodesReader
-from searcher.codes.source import ScanPart
+from searcher.codes.source import NONE, ScanPart
 from searcher.plan.paged_codes import (
     EvictCodes,
     PagedCodesPlanner,
@@ -26,6 +27,8 @@ from searcher.plan.paged_codes import (
     ScanCodes,
     Step,
 )
+
+Int64 = npt.NDArray[np.int64]
 
 _log = structlog.get_logger(__name__)
 
@@ -53,10 +56,8 @@ class PagedCodes:
         self._evictions = metrics.searcher.evictions
         self._read_ahead_bytes = read_ahead_bytes
         self._steps: deque[tuple[Step, CodesRead | None]] = deque()  # not done
-        self._there = {  # those without rows have nothing to read
-            ClusterId(cluster) for cluster in np.flatnonzero(codes.row_counts == 0).tolist()
-        }
-        self._scans: Counter[ClusterId] = Counter()  # parts that are not ended, by cluster
+        self._is_there = codes.row_counts == 0  # those without rows have nothing to read
+        self._scans = np.zeros(len(codes.row_counts), np.int64)  # not ended, of each cluster
         self._broken: dict[ClusterId, ReadError] = {}  # the last error of a read
 
     @property
@@ -64,17 +65,15 @@ class PagedCodes:
         """See `CodeSource`."""
         return self._reader.reader.times_out_at_us
 
-    def not_in_memory(self, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
-        """See `CodeSource`."""
-        return self._planner.not_in_memory(clusters)
-
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
         """See `CodeSource`."""
         self._planner.expect(next_window)
 
-    def want(self, key: int, clusters: Sequence[ClusterId]) -> None:
+    def want(self, key: int, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
         """See `CodeSource`."""
-        self._planner.join(key, clusters)
+        wanted = np.array(clusters, np.int64)
+        self._planner.join(key, wanted)
+        return list(map(ClusterId, self._planner.not_in_memory(wanted).tolist()))
 
     def drop(self, key: int) -> None:
         """See `CodeSource`."""
@@ -89,21 +88,17 @@ class PagedCodes:
             if not self._do_steps(parts):
                 return parts
 
-    def end(self, clusters: Sequence[ClusterId]) -> None:
+    def end(self, clusters: Int64) -> None:
         """See `CodeSource`."""
-        for cluster in clusters:
-            self._scans[cluster] -= 1
-            if not self._scans[cluster]:
-                del self._scans[cluster]
+        np.subtract.at(self._scans, clusters, 1)
 
     def check_integrity(self) -> None:
         """See `CodeSource`."""
         self._planner.check_integrity()
         self._reader.reader.check_integrity()
         if not self._steps:
-            every = list(map(ClusterId, range(len(self._extents))))
-            assert self._there.isdisjoint(absent := self._planner.not_in_memory(every))
-            assert len(self._there) + len(absent) == len(every)
+            absent = self._planner.not_in_memory(np.arange(len(self._extents)))
+            assert np.flatnonzero(~self._is_there).tolist() == absent.tolist()
 
     def _plan(self) -> None:
         while len(self._planner) and self._reader.unstarted_bytes < self._read_ahead_bytes:
@@ -131,16 +126,12 @@ class PagedCodes:
             case EvictCodes():
                 if self._scans[step.cluster]:
                     return False
-                if step.cluster in self._there:
-                    self._there.remove(step.cluster)
+                if self._is_there[step.cluster]:
+                    self._is_there[step.cluster] = False
                     self.scanner.drop(step.cluster)
                     self._evictions.inc()
             case ScanCodes():
-                if step.cluster in self._there:
-                    self._scan(step, parts)
-                else:
-                    errors = {step.cluster: self._broken[step.cluster]}
-                    parts.append(ScanPart(keys=step.keys, errors=errors))
+                self._scan(step.keys, step.clusters, parts)
         return True
 
     def _load(self, step: ReadCodes, read: CodesRead, parts: list[ScanPart]) -> bool:
@@ -148,24 +139,31 @@ class PagedCodes:
         if found is None:
             return False
         if isinstance(found, ReadError):
-            keys = (*step.keys, *self._fail(cluster, found))
-            parts.append(ScanPart(keys=keys, errors={cluster: found}))
+            keys = (*step.keys.tolist(), *self._fail(cluster, found))
+            errors = [(key, cluster, found) for key in keys]
+            parts.append(ScanPart(keys=NONE, clusters=NONE, errors=errors))
             return True
         self.scanner.load(cluster, found)
-        self._there.add(cluster)
+        self._is_there[cluster] = True
         self._broken.pop(cluster, None)
         size_bytes = self._extents[cluster].read_bytes
         self._read_bytes.inc(size_bytes)
-        self._scan(step, parts, size_bytes)
+        self._scans[cluster] += len(step.keys)
+        clusters = np.full(len(step.keys), cluster)
+        parts.append(ScanPart(keys=step.keys, clusters=clusters, bytes_read=size_bytes))
         return True
 
-    def _scan(
-        self, step: ReadCodes | ScanCodes, parts: list[ScanPart], bytes_read: int = 0
-    ) -> None:
-        self._scans[step.cluster] += 1
-        parts.append(ScanPart(keys=step.keys, clusters=(step.cluster,), bytes_read=bytes_read))
+    def _scan(self, keys: Int64, clusters: Int64, parts: list[ScanPart]) -> None:
+        errors = list[tuple[int, ClusterId, ReadError]]()
+        if not (are_there := self._is_there[clusters]).all():
+            for pair in np.flatnonzero(~are_there).tolist():
+                cluster = ClusterId(int(clusters[pair]))
+                errors.append((int(keys[pair]), cluster, self._broken[cluster]))
+            keys, clusters = keys[are_there], clusters[are_there]
+        np.add.at(self._scans, clusters, 1)
+        parts.append(ScanPart(keys=keys, clusters=clusters, errors=errors))
 
-    def _fail(self, cluster: ClusterId, error: ReadError) -> tuple[int, ...]:
+    def _fail(self, cluster: ClusterId, error: ReadError) -> list[int]:
         """The codes of a cluster cannot be read: later steps do without them.
 
         Returns the queries that wait for it and are in no step.
@@ -176,5 +174,6 @@ class PagedCodes:
             if isinstance(step, ReadCodes) and step.cluster == cluster:
                 assert read is not None
                 self._reader.forget(read)
-                self._steps[at] = (ScanCodes(cluster, step.keys), None)
-        return self._planner.fail(cluster)
+                self._steps[at] = (ScanCodes(step.keys, np.full(len(step.keys), cluster)), None)
+        keys: list[int] = self._planner.fail(cluster).tolist()
+        return keys

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from carpool.arrays import Int64
 from carpool.codes.int4 import CodeScanner
 from carpool.errors import ReadError
 from schemas.record import ClusterId
 
+NONE = np.empty(0, np.int64)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ScanPart:
-    """Each of the queries `keys` can be scanned over each of `clusters`, which it wants.
+    """The query `keys[i]` can be scanned over `clusters[i]`, which it wants: (n,) each.
 
-    `errors`: of other clusters that it wants, and that are not scanned. `bytes_read`: of codes,
-    which count for one of the queries.
+    `errors`: a query, a cluster that it wants and that is not scanned, and why. `bytes_read`: of
+    codes, which count for one of the queries.
     """
 
-    keys: tuple[int, ...]
-    clusters: tuple[ClusterId, ...] = ()
-    errors: Mapping[ClusterId, ReadError] = field(default_factory=dict)
+    keys: Int64
+    clusters: Int64
+    errors: Sequence[tuple[int, ClusterId, ReadError]] = ()
     bytes_read: int = 0
 
 
@@ -41,16 +45,15 @@ class CodeSource(Protocol):
         """When a read is given up; None while there is none."""
         ...
 
-    def not_in_memory(self, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
-        """Returns those of `clusters` whose codes are not in memory, and will not be soon."""
-        ...
-
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
         """A window begins. `next_window`: in how many windows a cluster is needed next."""
         ...
 
-    def want(self, key: int, clusters: Sequence[ClusterId]) -> None:
-        """Wants a query to be scanned over `clusters`, at least one, nearest first."""
+    def want(self, key: int, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
+        """Wants a query to be scanned over `clusters`, at least one, nearest first.
+
+        Returns those whose codes are not in memory, and will not be soon.
+        """
         ...
 
     def drop(self, key: int) -> None:
@@ -64,7 +67,7 @@ class CodeSource(Protocol):
         """
         ...
 
-    def end(self, clusters: Sequence[ClusterId]) -> None:
+    def end(self, clusters: Int64) -> None:
         """The clusters of a part were scanned, or will not be."""
         ...
 

@@ -12,10 +12,11 @@ budget in memory. Nothing here depends on how long reads and scans take.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from carpool.arrays import Int64
 from schemas.record import ClusterId
 
 OVERTAKEN_MAX = 100
@@ -24,28 +25,27 @@ KEPT_AT_A_WINDOW = 0.98
 """Share of the count of a cluster's uses that counts after a window."""
 EVICTED_SHARE = 8
 """A full memory frees this part of the budget: a scan of few clusters is one of few queries."""
+SLOTS_MIN = 16
+"""Queries that a table has room for at first."""
 FAR = 1 << 20
 """Windows until the next use of a cluster that no known window needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCodes:
-    """The codes of a cluster are read into memory, and scanned for the queries `keys`."""
+class ReadCodes(NamedTuple):
+    """The codes of a cluster are read into memory, and scanned for the queries `keys`, (n,)."""
 
     cluster: ClusterId
-    keys: tuple[int, ...]
+    keys: Int64
 
 
-@dataclass(frozen=True, slots=True)
-class ScanCodes:
-    """The codes of a cluster, which are in memory, are scanned for the queries `keys`."""
+class ScanCodes(NamedTuple):
+    """Codes in memory are scanned: `clusters[i]` for the query `keys[i]`, (n,) each."""
 
-    cluster: ClusterId
-    keys: tuple[int, ...]
+    keys: Int64
+    clusters: Int64
 
 
-@dataclass(frozen=True, slots=True)
-class EvictCodes:
+class EvictCodes(NamedTuple):
     """The codes of a cluster leave memory, after all scans of earlier steps."""
 
     cluster: ClusterId
@@ -54,61 +54,65 @@ class EvictCodes:
 Step = ReadCodes | ScanCodes | EvictCodes
 
 
-@dataclass(slots=True)
-class _Unscanned:
-    """`left`: clusters that no step scans yet, nearest first, and the bytes of their codes."""
-
-    left: dict[ClusterId, None]
-    left_bytes: int
-    overtaken: int = 0
-
-
 class PagedCodesPlanner:
-    """Plans for the queries that joined and are not complete."""
+    """Plans for the queries that joined and are not complete.
+
+    What they wait for is a table, of a row for each query and a column for each cluster: a window
+    has ten thousand pairs of these.
+    """
 
     def __init__(self, size_bytes: Sequence[int], budget_bytes: int) -> None:
         """`size_bytes`: of the codes of each cluster; none may exceed `budget_bytes`.
 
         Codes of no bytes are in memory.
         """
-        self._size_bytes = size_bytes
         self._free_bytes = budget_bytes
         self._budget_bytes = budget_bytes
         self._sizes = np.array(size_bytes, np.int64)
         self._is_there = self._sizes == 0
-        self._waiters: dict[ClusterId, dict[int, None]] = {}
         self._next_window = np.full(len(size_bytes), FAR, np.int64)
         self._uses = np.zeros(len(size_bytes))
-        self._queries: dict[int, _Unscanned] = {}
-        self._due: dict[ClusterId, None] = {}  # in memory, and queries that joined wait for them
+        self._slots: dict[int, int] = {}  # rows of the table by query, the oldest first
+        self._free_slots: list[int] = []
+        self._wants = np.zeros((0, len(size_bytes)), np.bool_)
+        self._keys, self._left_bytes = np.zeros((2, 0), np.int64)  # of the row of each query
+        self._waiting = np.zeros(len(size_bytes), np.int64)  # queries that wait for a cluster
+        self._oldest, self._overtaken = -1, 0
         assert max(size_bytes, default=0) <= budget_bytes, "a cluster exceeds the budget"
 
     def __len__(self) -> int:
         """The number of queries that are not complete."""
-        return len(self._queries)
+        return len(self._slots)
 
-    def not_in_memory(self, clusters: Sequence[ClusterId]) -> list[ClusterId]:
+    def not_in_memory(self, clusters: Int64) -> Int64:
         """Returns those of `clusters` that are not in memory after the steps planned so far."""
-        chosen = np.array(clusters, np.int64)
-        return list(map(ClusterId, chosen[~self._is_there[chosen]].tolist()))
+        absent: Int64 = clusters[~self._is_there[clusters]]
+        return absent
 
     # ---- what happens
 
-    def join(self, key: int, clusters: Sequence[ClusterId]) -> None:
-        """Adds a query. `clusters`: at least one, nearest first."""
-        chosen = np.array(clusters, np.int64)
-        left_bytes = int(self._sizes[chosen].sum())
-        self._queries[key] = _Unscanned(dict.fromkeys(clusters), left_bytes)
-        self._uses[chosen] += 1
-        for cluster in clusters:
-            self._waiters.setdefault(cluster, {})[key] = None
-        self._due.update(dict.fromkeys(map(ClusterId, chosen[self._is_there[chosen]].tolist())))
+    def join(self, key: int, clusters: Int64) -> None:
+        """Adds a query. `clusters`: (n,), at least one, each once."""
+        if not self._free_slots:
+            count = len(self._keys)
+            self._free_slots = list(range(count, 2 * count + SLOTS_MIN))
+            more = len(self._free_slots)
+            self._wants = np.pad(self._wants, ((0, more), (0, 0)))
+            self._keys, self._left_bytes = (
+                np.pad(some, (0, more)) for some in (self._keys, self._left_bytes)
+            )
+        slot = self._slots[key] = self._free_slots.pop()
+        self._keys[slot], self._left_bytes[slot] = key, self._sizes[clusters].sum()
+        self._wants[slot, clusters] = True
+        self._waiting[clusters] += 1
+        self._uses[clusters] += 1
 
     def drop(self, key: int) -> None:
         """Forgets a query."""
-        if (query := self._queries.pop(key, None)) is not None:
-            for cluster in query.left:
-                del self._waiters[cluster][key]
+        if (slot := self._slots.pop(key, None)) is not None:
+            self._waiting -= self._wants[slot]
+            self._wants[slot] = False
+            self._free_slots.append(slot)
 
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
         """A window begins. `next_window`: in how many windows a cluster is needed next.
@@ -121,74 +125,72 @@ class PagedCodesPlanner:
             if 0 <= cluster < len(self._next_window):
                 self._next_window[cluster] = windows
 
-    def fail(self, cluster: ClusterId) -> tuple[int, ...]:
+    def fail(self, cluster: ClusterId) -> Int64:
         """The codes of a cluster could not be read.
 
         Returns the queries that wait for it: they go on without it.
         """
         if self._is_there[cluster]:
             self._is_there[cluster] = False
-            self._free_bytes += self._size_bytes[cluster]
-            self._due.pop(cluster, None)
-        return self._take_waiters(cluster)
+            self._free_bytes += int(self._sizes[cluster])
+        return self._take(np.array([cluster])).keys
 
     # ---- what to do
 
     def plan(self) -> list[Step]:
         """Returns the steps that complete at least one query; none if there is no query."""
         steps: list[Step] = []
-        for cluster in self._due:
-            if keys := self._take_waiters(cluster):
-                steps.append(ScanCodes(cluster, keys))
-        self._due.clear()
-        if self._queries:
-            # First those that most queries wait for.
-            left = self._queries[self._next_key()].left
-            for cluster in sorted(left, key=lambda one: -len(self._waiters[one])):
-                size_bytes = self._size_bytes[cluster]
-                if self._free_bytes < size_bytes:
-                    self._evict(size_bytes, steps)
-                self._is_there[cluster] = True
-                self._free_bytes -= size_bytes
-                steps.append(ReadCodes(cluster, self._take_waiters(cluster)))
+        if len(due := np.flatnonzero(self._is_there & (self._waiting > 0))):
+            steps.append(self._take(due))
+        if not self._slots:
+            return steps
+        # First those that most queries wait for.
+        left = np.flatnonzero(self._wants[self._next_slot()])
+        left = left[np.argsort(-self._waiting[left], kind="stable")]
+        ends = np.cumsum(self._waiting[left]).tolist()
+        keys = self._take(left).keys
+        sizes, starts = self._sizes[left].tolist(), [0, *ends[:-1]]
+        for cluster, size_bytes, start, end in zip(left.tolist(), sizes, starts, ends, strict=True):
+            if self._free_bytes < size_bytes:
+                self._evict(size_bytes, steps)
+            self._is_there[cluster] = True
+            self._free_bytes -= size_bytes
+            steps.append(ReadCodes(ClusterId(cluster), keys[start:end]))
         return steps
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where the books disagree."""
-        there = np.flatnonzero(self._is_there).tolist()
-        used_bytes = sum(self._size_bytes[cluster] for cluster in there)
+        used_bytes = int(self._sizes[self._is_there].sum())
         assert used_bytes + self._free_bytes == self._budget_bytes and self._free_bytes >= 0
-        for key, query in self._queries.items():
-            assert query.left_bytes == sum(self._size_bytes[cluster] for cluster in query.left)
-            assert query.left and all(key in self._waiters[cluster] for cluster in query.left)
-        pairs = sum(map(len, self._waiters.values()))
-        assert pairs == sum(len(query.left) for query in self._queries.values())
-        assert all(
-            cluster in self._due
-            for cluster, waiters in self._waiters.items()
-            if waiters and self._is_there[cluster]
-        )
+        assert (self._waiting == self._wants.sum(axis=0)).all()
+        slots = sorted(self._slots.values())
+        assert np.flatnonzero(self._wants.any(axis=1)).tolist() == slots
+        assert sorted([*slots, *self._free_slots]) == list(range(len(self._keys)))
+        assert (self._left_bytes[slots] == self._wants[slots] @ self._sizes).all()
 
-    def _next_key(self) -> int:
-        oldest = next(iter(self._queries))
-        if self._queries[oldest].overtaken >= OVERTAKEN_MAX:
-            return oldest
-        queries = self._queries
-        key = min(queries, key=lambda one: queries[one].left_bytes)  # the first of equals
-        if key != oldest:
-            queries[oldest].overtaken += 1
-        return key
+    def _next_slot(self) -> int:
+        """Returns the row of the query whose turn it is."""
+        slots = np.array(list(self._slots.values()))
+        least = int(self._left_bytes[slots].argmin())  # the first of equals
+        if (oldest := next(iter(self._slots))) != self._oldest:
+            self._oldest, self._overtaken = oldest, 0
+        if self._overtaken >= OVERTAKEN_MAX:
+            least = 0
+        self._overtaken += least > 0
+        return int(slots[least])
 
-    def _take_waiters(self, cluster: ClusterId) -> tuple[int, ...]:
-        """Returns the queries that wait for a cluster, which wait for it no longer."""
-        keys = tuple(self._waiters.pop(cluster, ()))
-        for key in keys:
-            query = self._queries[key]
-            del query.left[cluster]
-            query.left_bytes -= self._size_bytes[cluster]
-            if not query.left:
-                del self._queries[key]
-        return keys
+    def _take(self, clusters: Int64) -> ScanCodes:
+        """Returns the pairs of `clusters`, by cluster; nobody waits for them any longer."""
+        at, slots = np.nonzero(self._wants[:, clusters].T)
+        self._wants[:, clusters] = False
+        self._waiting[clusters] = 0
+        taken = ScanCodes(self._keys[slots], clusters[at])
+        np.subtract.at(self._left_bytes, slots, self._sizes[taken.clusters])
+        touched = np.unique(slots)
+        for slot in touched[~self._wants[touched].any(axis=1)].tolist():
+            del self._slots[int(self._keys[slot])]
+            self._free_slots.append(slot)
+        return taken
 
     def _evict(self, needed_bytes: int, steps: list[Step]) -> None:
         """Evicts what the next windows need last. No query waits for a cluster in memory."""
@@ -200,4 +202,4 @@ class PagedCodesPlanner:
                 return
             steps.append(EvictCodes(cluster))
             self._is_there[cluster] = False
-            self._free_bytes += self._size_bytes[cluster]
+            self._free_bytes += int(self._sizes[cluster])

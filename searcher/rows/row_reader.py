@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,17 +18,17 @@ from searcher.store.reader import Reader
 
 
 class RowsRead(NamedTuple):
-    """Rows of the query `owner` that were read: `rows` (n,) int64; `vectors` (n, dim) float32.
+    """Rows of a buffer that were read, by query.
 
-    `failed`: rows that could not be read. `bytes_read`: for this query; what several queries want
-    counts for one.
+    `owners`, `rows`: (n,) int64; `vectors`: (n, dim) float32. `failed`: a query, its row that could
+    not be read, and why. `bytes_read`: by query; what several queries want counts for one.
     """
 
-    owner: int
+    owners: Int64
     rows: Int64
     vectors: Float32
-    failed: Sequence[tuple[int, ReadError]]
-    bytes_read: int
+    failed: Sequence[tuple[int, int, ReadError]]
+    bytes_read: Mapping[int, int]
 
 
 class Pairs(NamedTuple):
@@ -70,7 +69,7 @@ class RowReader:
 
         `are_wanted` says of which owners rows are still wanted: (n,) int64 -> (n,) bool.
         """
-        read = [rows for batch in self.reader.ended() for rows in self._rows_of(batch)]
+        read = [self._read_of(batch) for batch in self.reader.ended()]
         while self._wanted and self.reader.memory.free_bytes:
             self._submit(*self._take(are_wanted))
         if self._wanted and (error := self.reader.no_memory) is not None:
@@ -114,38 +113,28 @@ class RowReader:
         none = np.empty(0, np.int64)
         vectors = np.empty((0, self._layout.dimension), np.float32)
         failed = [
-            RowsRead(owner, none, vectors, [(row, error)], 0)
+            (owner, row, error)
             for owners, rows in self._wanted
             for owner, row in zip(owners.tolist(), rows.tolist(), strict=True)
         ]
         self._wanted.clear()
-        return failed
+        return [RowsRead(none, none, vectors, failed, {})]
 
     # ---- ending
 
-    def _rows_of(self, batch: PageBatch[Pairs]) -> Iterator[RowsRead]:
-        """Yields the rows of each query."""
+    def _read_of(self, batch: PageBatch[Pairs]) -> RowsRead:
+        """Returns the rows of a batch."""
         owners, rows, starts = batch.owner
         starts = starts + batch.starts[0]
-        errors, bytes_read = self._errors_of(batch, starts), _bytes_by_owner(batch, starts)
-        by_owner = np.argsort(owners, kind="stable")
-        owners, rows = owners[by_owner], rows[by_owner]
-        vectors = self._vectors_of(batch.buffer, starts[by_owner])
-        begins = np.flatnonzero(owners[1:] != owners[:-1]) + 1
-        for begin, end in pairwise([0, *begins.tolist(), len(owners)]):
-            owner, here = int(owners[begin]), slice(begin, end)
-            good: Bool | slice = slice(None)
-            failed: list[tuple[int, ReadError]] = []
-            if errors:
-                pairs = by_owner[here].tolist()
-                good = np.array([pair not in errors for pair in pairs])
-                failed = [
-                    (row, errors[pair])
-                    for pair, row in zip(pairs, rows[here].tolist(), strict=True)
-                    if pair in errors
-                ]
-            read = bytes_read.get(owner, 0)
-            yield RowsRead(owner, rows[here][good], vectors[here][good], failed, read)
+        errors = self._errors_of(batch, starts)
+        failed = [(int(owners[pair]), int(rows[pair]), why) for pair, why in errors.items()]
+        are_good = np.ones(len(owners), np.bool_)
+        are_good[list(errors)] = False
+        order = np.argsort(owners, kind="stable")
+        order = order[are_good[order]]
+        vectors = self._vectors_of(batch.buffer, starts[order])
+        bytes_read = _bytes_by_owner(batch, starts)
+        return RowsRead(owners[order], rows[order], vectors, failed, bytes_read)
 
     def _errors_of(self, batch: PageBatch[Pairs], starts: Int64) -> dict[int, ReadError]:
         """Returns the errors of the pairs that a read of the batch does not have, or not whole."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from carpool.arrays import Float32, UInt8
+from carpool.codes.row_mask import RowMask
 from carpool.disk.pages import ClusterPages
 from searcher.scoring.scan import COPY_BYTES_MAX, QueryBatch, Scoring, scan
 from searcher.scoring.top_k import Candidates, Slots, TopTable
@@ -45,12 +46,17 @@ class ScoringPool:
             helper.start()
 
     def run(
-        self, scorings: Sequence[Scoring], batch: QueryBatch, table: TopTable
+        self,
+        scorings: Sequence[Scoring],
+        batch: QueryBatch,
+        table: TopTable,
+        mask: RowMask | None = None,
     ) -> list[Candidates]:
         """Returns the candidates of clusters for the queries of `batch`, for `TopTable.merge`.
 
-        Blocks until all is scored. Only reads `table`. Raises the first error of any thread, after
-        all threads have stopped. Keeps no view of the pages.
+        `mask`: the rows that may be found; None: all. Blocks until all is scored. Only reads
+        `table`. Raises the first error of any thread, after all threads have stopped. Keeps no view
+        of the pages.
         """
         if not scorings:
             return []
@@ -61,7 +67,7 @@ class ScoringPool:
             parts = [tuple(scorings)]
         else:
             parts = _cut(scorings, costs, 1 + helpers)
-        run = _SharedRun(parts, batch, table)
+        run = _SharedRun(parts, batch, table, mask)
         for _ in range(min(helpers, len(parts) - 1)):
             self._runs.put(run)
         run.work()
@@ -85,9 +91,14 @@ class _SharedRun:
     """Parts for several threads: each takes the next, until none is left or one has failed."""
 
     def __init__(
-        self, parts: list[tuple[Scoring, ...]], batch: QueryBatch, table: TopTable
+        self,
+        parts: list[tuple[Scoring, ...]],
+        batch: QueryBatch,
+        table: TopTable,
+        mask: RowMask | None,
     ) -> None:
         self._parts = parts
+        self._mask = mask
         self._batch = batch
         self._floors: Float32 = table.floors(batch.slots)
         self._top_ks: Slots = table.top_ks(batch.slots)
@@ -135,7 +146,7 @@ class _SharedRun:
         else:
             members = np.arange(len(batch.slots))
         known = self._floors[members]
-        found, floors = scan(part, batch, known, self._top_ks[members])
+        found, floors = scan(part, batch, known, self._top_ks[members], self._mask)
         # When two threads write at the same time the lower floor may win: it leaves nothing out.
         self._floors[members] = np.maximum(self._floors[members], floors)
         self._found[number] = found

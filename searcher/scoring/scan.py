@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from carpool.arrays import Float32, Int64, UInt8
+from carpool.codes.row_mask import RowMask, visible
 from carpool.disk.pages import ClusterPages
 from searcher.scoring.products import write_scores
 from searcher.scoring.top_k import (
@@ -35,6 +37,14 @@ GROUP_ROWS_MAX = 16
 """Rows whose best score stands for all of them at first."""
 COPY_BYTES_MAX = 128 << 10
 """Parts up to this mean size are copied together: one product then costs less."""
+
+
+GATHERED_SHARE = 0.25
+"""Pages with visible rows are copied together where these are fewer than so many times the pages.
+
+Else all pages are scored.
+"""
+Bool = npt.NDArray[np.bool_]
 
 
 class QueryBatch(NamedTuple):
@@ -61,7 +71,8 @@ class Scoring(NamedTuple):
 class _BlockPart(NamedTuple):
     """Pages of one cluster in a block: rows from `start` to `end`, the first `row_count` in use.
 
-    `first_page`: number of the first of them, as in `ClusterExtent`.
+    `first_page`: number of the first of them, as in `ClusterExtent`. With a mask, `are_shown`: of
+    the rows, and `numbers` of these where pages were gathered.
     """
 
     scoring: Scoring
@@ -70,6 +81,8 @@ class _BlockPart(NamedTuple):
     row_count: int
     end: int
     first_page: int
+    are_shown: Bool | None
+    numbers: Int64 | None
 
 
 def scan(
@@ -77,13 +90,15 @@ def scan(
     batch: QueryBatch,
     floors: Float32,
     top_ks: Slots,
+    mask: RowMask | None = None,
 ) -> tuple[Candidates, Float32]:
     """Returns each row that may be among the best k of a query, and the floors that it reached.
 
     `scorings`: at least one, all of one layout. `floors`: (q,) float32, -inf for none; a row that
-    ties with the floor is a candidate. `top_ks`: (q,), how many rows each query wants. Pure and
-    thread-safe; keeps no view of the pages. Takes 4 to 6 MB of scratch, more for thousands of
-    queries. The heavy steps release the GIL. Raises `ValueError` where dimensions differ.
+    ties with the floor is a candidate. `top_ks`: (q,), how many rows each query wants. `mask`:
+    the rows that may be found; None: all. Pure and thread-safe; keeps no view of the pages. Takes 4
+    to 6 MB of scratch, more for thousands of queries. The heavy steps release the GIL. Raises
+    `ValueError` where dimensions differ.
     """
     layout = scorings[0].pages.layout
     rows_per_page = layout.rows_per_page
@@ -94,7 +109,7 @@ def scan(
     weights = np.ascontiguousarray(batch.vectors.T)
     found: list[Candidates] = []
     found_count, found_max = 0, 4 * int(top_ks.sum())
-    for block in _blocks(scorings, block_pages, rows_per_page):
+    for block in _blocks(scorings, block_pages, rows_per_page, mask):
         pages = _joined_pages([part.pages for part in block])
         write_scores(layout, pages, weights, scratch)
         for part in block:
@@ -116,20 +131,24 @@ def scan(
 
 
 def _blocks(
-    scorings: Sequence[Scoring], block_pages: int, rows_per_page: int
+    scorings: Sequence[Scoring], block_pages: int, rows_per_page: int, mask: RowMask | None
 ) -> Iterator[list[_BlockPart]]:
-    """Yields all rows in order, at most `block_pages` pages at a time."""
+    """Yields all visible rows in order, at most `block_pages` pages at a time."""
     block: list[_BlockPart] = []
     room, place = block_pages, 0
     for scoring in scorings:
         rows_left, page = scoring.pages.row_count, scoring.pages.first_page
-        for piece in scoring.pages.pieces:
-            start = 0
+        pieces = zip(scoring.pages.pieces, _shown(scoring.pages, mask), strict=True)
+        for whole, (piece, shown, numbers) in pieces:
+            start, end_page = 0, page + len(whole)
             while start < len(piece) and rows_left > 0:
                 pages = piece[start : start + room]
                 end = place + len(pages) * rows_per_page
                 rows = min(rows_left, end - place)
-                block.append(_BlockPart(scoring, pages, place, rows, end, page))
+                some = slice(start * rows_per_page, start * rows_per_page + end - place)
+                own = None if shown is None else shown[some]
+                known = None if numbers is None else numbers[some]
+                block.append(_BlockPart(scoring, pages, place, rows, end, page, own, known))
                 page += len(pages)
                 start += len(pages)
                 room -= len(pages)
@@ -138,8 +157,32 @@ def _blocks(
                 if not room:
                     yield block
                     block, room, place = [], block_pages, 0
+            page = end_page
     if block:
         yield block
+
+
+def _shown(
+    pages: ClusterPages, mask: RowMask | None
+) -> Iterator[tuple[UInt8, Bool | None, Int64 | None]]:
+    """Yields pieces, and which of their rows are shown; with row numbers where few are gathered."""
+    if mask is None:
+        yield from ((piece, None, None) for piece in pages.pieces)
+        return
+    rows_per_page = pages.layout.rows_per_page
+    first_row = pages.first_page * rows_per_page
+    every = np.zeros(sum(map(len, pages.pieces)) * rows_per_page, np.bool_)
+    every[: pages.row_count] = visible(mask, first_row, pages.row_count)
+    start = 0
+    for piece in pages.pieces:
+        first, start = start, start + len(piece) * rows_per_page
+        shown, numbers = every[first:start], None
+        if (count := np.count_nonzero(shown)) < GATHERED_SHARE * len(piece):
+            by_page = shown.reshape(-1, rows_per_page)
+            kept = np.flatnonzero(by_page.any(axis=1)) if count else slice(0)
+            numbers = np.arange(first_row + first, first_row + start).reshape(by_page.shape)[kept]
+            piece, shown, numbers = piece[kept], by_page[kept].reshape(-1), numbers.reshape(-1)
+        yield piece, shown, numbers
 
 
 def _joined_pages(parts: list[UInt8]) -> list[UInt8]:
@@ -149,8 +192,10 @@ def _joined_pages(parts: list[UInt8]) -> list[UInt8]:
 
 
 def _clear_unwanted(part: _BlockPart, scores: Float32) -> None:
-    """Clears scores of unused rows, and of queries that do not want the cluster of `part`."""
-    if part.row_count < part.end - part.start:
+    """Clears scores of rows that are hidden or not in use, and of queries that do not want them."""
+    if part.are_shown is not None:
+        scores[part.start : part.end][~part.are_shown] = NO_FLOOR
+    elif part.row_count < part.end - part.start:
         scores[part.start + part.row_count : part.end] = NO_FLOOR
     if len(part.scoring.members) < scores.shape[1]:
         is_unwanted = np.ones(scores.shape[1], bool)
@@ -171,7 +216,12 @@ def _places_at(block: list[_BlockPart], positions: Slots, rows_per_page: int) ->
     """Returns the row numbers at `positions` of a block: (m,) -> (m,) int64."""
     offsets = np.array([part.first_page * rows_per_page - part.start for part in block], np.int64)
     ends = [part.end for part in block]
-    return positions + offsets[np.searchsorted(ends, positions, side="right")]
+    owners = np.searchsorted(ends, positions, side="right")
+    rows = positions + offsets[owners]
+    for at, part in enumerate(block):
+        if part.numbers is not None and (own := owners == at).any():
+            rows[own] = part.numbers[positions[own] - part.start]
+    return rows
 
 
 def above(

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.arrays import Float32, Int64
+from carpool.codes.row_mask import RowMask
 from carpool.errors import RetryableError
 from schemas.record import ClusterId
 
@@ -52,13 +53,19 @@ class ShardDevice(Protocol):
         """Frees the memory of a cluster that was loaded."""
         ...
 
-    def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
+    def scan(
+        self,
+        queries: Float32,
+        probes: Sequence[Int64],
+        count: int,
+        mask: RowMask | None = None,
+    ) -> tuple[Int64, Float32]:
         """Returns the rows with the best estimated scores of each query, and the estimates.
 
         `queries`: (n, dim) float32; `probes`: n arrays, the clusters of each query, of any number,
-        no cluster twice, all loaded. Returns (n, count) int64, -1 where the clusters have fewer
-        rows, and (n, count) float32, best first. Blocks, and releases the GIL. Any error means that
-        the device cannot be used any more.
+        no cluster twice, all loaded. `mask`: the rows that may be found; None: all. Returns
+        (n, count) int64, -1 where there are fewer such rows, and (n, count) float32, best first.
+        Blocks, and releases the GIL. Any error means that the device cannot be used any more.
         """
         ...
 

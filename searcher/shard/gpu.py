@@ -20,6 +20,7 @@ import torch
 
 from carpool.arrays import Float32, Int64
 from carpool.codes.margin import SQ8_REACH
+from carpool.codes.row_mask import RowMask
 from carpool.errors import ConfigError
 from schemas.record import ClusterId
 from searcher.plan.cluster_blocks import ClusterBlocks, ScanBlocks
@@ -29,6 +30,8 @@ from searcher.shard.device import ShardFullError, ShardNumbers, Vectors
 _SQ8_ZERO = 127
 """The code of `sq8` that stands for 0: a row is (codes - 127) times a step."""
 _NOTHING = float("-inf")
+MASK_COST = 12
+"""A mask takes as much scratch, for the numbers of rows, as the scores of so many queries."""
 
 
 def _check_cuda() -> None:
@@ -209,7 +212,13 @@ class GpuShard:
 
     # ---- the thread that scans
 
-    def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
+    def scan(
+        self,
+        queries: Float32,
+        probes: Sequence[Int64],
+        count: int,
+        mask: RowMask | None = None,
+    ) -> tuple[Int64, Float32]:
         """As `ShardDevice.scan`. Cost: the bytes of all blocks from the first to the last that any
         query asked for, or three times the bytes of those that were asked for, if that is less.
         """
@@ -218,14 +227,14 @@ class GpuShard:
         at_once = self._blocks.queries_at_once(count)
         for start in range(0, len(queries), at_once):
             part = slice(start, start + at_once)
-            found = self._scan(queries[part], probes[part], count)
+            found = self._scan(queries[part], probes[part], count, mask)
             if found is not None:
                 width = found[0].shape[1]
                 rows[part, :width], estimates[part, :width] = found
         return rows, estimates
 
     def _scan(
-        self, queries: Float32, probes: Sequence[Int64], count: int
+        self, queries: Float32, probes: Sequence[Int64], count: int, mask: RowMask | None
     ) -> tuple[Int64, Float32] | None:
         """Returns the rows and estimates of one pass, at most `count` of each query."""
         clusters = np.concatenate(probes)
@@ -238,17 +247,18 @@ class GpuShard:
         with self._scans.work():
             factors = self._on_device(queries).to(self._computed)
             pairs = self._on_device(askers * (self._nlist + 1) + clusters)
-            chosen = self._best_blocks(factors, pairs, blocks, count)
-            rows, estimates = self._best_rows(factors, *chosen, count)
+            bits = None if mask is None else self._on_device(mask)
+            chosen = self._best_blocks(factors, pairs, blocks, count, bits)
+            rows, estimates = self._best_rows(factors, *chosen, count, bits)
             return rows.cpu().numpy(), estimates.cpu().numpy()
 
     def _best_blocks(
-        self, factors: Any, pairs: Any, blocks: ScanBlocks, count: int
+        self, factors: Any, pairs: Any, blocks: ScanBlocks, count: int, bits: Any
     ) -> tuple[Any, Any]:
         """Returns the `count` best of `blocks` for each query, and which of them it asked for.
 
-        `factors`: (n, dim); `pairs`: the asked (query, cluster) as query * (nlist + 1) + cluster.
-        Both results are (n, count or fewer).
+        `factors`: (n, dim); `pairs`: the asked (query, cluster) as query * (nlist + 1) + cluster;
+        `bits`: of the mask. Both results are (n, count or fewer).
         """
         span, gathered = blocks
         places = None if gathered is None else self._on_device(gathered)
@@ -256,13 +266,16 @@ class GpuShard:
         query_count = len(factors)
         best = torch.empty((query_count, width), dtype=torch.float32, device=self._device)
         is_copied = places is not None or self._stored != self._computed
-        chunk = self._blocks.chunk_blocks(query_count, is_copied=is_copied)
+        mask_cost = 0 if bits is None else MASK_COST
+        chunk = self._blocks.chunk_blocks(query_count + mask_cost, is_copied=is_copied)
         for start in range(0, width, chunk):
             end = min(start + chunk, width)
             some: Any = slice(span.start + start, span.start + end)
             if places is not None:
                 some = places[start:end]
             scores = torch.mm(factors, self._operand(some).flatten(0, 1).T, **self._sums)
+            if bits is not None:
+                scores.masked_fill_(self._are_hidden(self._books[some], bits).flatten(), _NOTHING)
             torch.amax(scores.view(query_count, -1, BLOCK_ROWS), 2, out=best[:, start:end])
             del scores  # before the next are computed
         is_other = torch.ones(
@@ -276,13 +289,16 @@ class GpuShard:
             top.values > _NOTHING,
         )
 
-    def _best_rows(self, factors: Any, blocks: Any, are_asked: Any, count: int) -> tuple[Any, Any]:
+    def _best_rows(
+        self, factors: Any, blocks: Any, are_asked: Any, count: int, bits: Any
+    ) -> tuple[Any, Any]:
         """Returns the `count` best rows of each query in its `blocks`, and their estimates.
 
         `blocks`, `are_asked`: (n, width). Both results are (n, count or fewer).
         """
         query_count, width = blocks.shape
         flat = blocks.flatten()
+        books = self._books[flat]
         scores = torch.empty((len(flat), BLOCK_ROWS), dtype=torch.float32, device=self._device)
         chunk = self._blocks.chunk_blocks(1, is_copied=True)
         askers = torch.arange(query_count, device=self._device).repeat_interleave(width)
@@ -290,7 +306,8 @@ class GpuShard:
             some = slice(start, start + chunk)
             columns = factors[askers[some]].unsqueeze(2)
             scores[some] = torch.bmm(self._operand(flat[some]), columns, **self._sums).squeeze(2)
-        books = self._books[flat]
+            if bits is not None:
+                scores[some].masked_fill_(self._are_hidden(books[some], bits), _NOTHING)
         lengths = books[:, 2] * are_asked.flatten()
         within = torch.arange(BLOCK_ROWS, device=self._device) < lengths.unsqueeze(1)
         scores.masked_fill_(~within, _NOTHING)
@@ -299,6 +316,13 @@ class GpuShard:
         rows = firsts.gather(1, top.indices // BLOCK_ROWS) + top.indices % BLOCK_ROWS
         estimates = (top.values - factors.float().sum(1, keepdim=True) * self._zero) * self._step
         return rows.masked_fill_(top.values == _NOTHING, -1), estimates
+
+    def _are_hidden(self, books: Any, bits: Any) -> Any:
+        """Returns which rows of blocks a mask hides, or no cluster has: (n, BLOCK_ROWS) bool."""
+        places = torch.arange(BLOCK_ROWS, device=self._device)
+        rows = books[:, 1:2] + places
+        has_bit = bits[(rows >> 3).clamp_(max=len(bits) - 1)] >> (rows & 7) & 1
+        return (has_bit == 0) | (places >= books[:, 2:3])
 
     def _operand(self, blocks: Any) -> Any:
         """Returns (n, BLOCK_ROWS, dim) of the blocks, as products take them.

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import structlog
 
 from carpool.arrays import Float32, Int64
+from carpool.codes.row_mask import RowMask
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
@@ -152,9 +153,11 @@ class HotShard:
 
     # ---- the thread that scans
 
-    def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
+    def scan(
+        self, queries: Float32, probes: Sequence[Int64], count: int, mask: RowMask | None
+    ) -> tuple[Int64, Float32]:
         """Scans clusters that are pinned; see `ShardDevice.scan`."""
-        return self._device.scan(queries, probes, count)
+        return self._device.scan(queries, probes, count, mask)
 
     # ---- the thread that swaps
 

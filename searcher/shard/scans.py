@@ -12,6 +12,7 @@ import numpy as np
 
 from carpool.arrays import Float32, Int64
 from carpool.clock import Clock
+from carpool.codes.row_mask import RowMask
 from schemas.record import ClusterId
 from searcher.shard.hot_shard import CLOSE_TIMEOUT_S, HotShard
 
@@ -47,6 +48,9 @@ class Scanned:
     error: Exception | None = None
 
 
+_Batch = tuple[tuple[ScanTask, ...], RowMask | None]
+
+
 class ShardScans:
     """Collects tasks while a batch is scanned, and then scans them. For the search thread."""
 
@@ -58,7 +62,7 @@ class ShardScans:
         self._waiting: deque[ScanTask] = deque()
         self._in_progress: tuple[ScanTask, ...] = ()
         self._began_us = 0
-        self._batches: queue.SimpleQueue[tuple[ScanTask, ...] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -74,14 +78,17 @@ class ShardScans:
         """Adds a task; its clusters, which are pinned, are released when it was scanned."""
         self._waiting.append(task)
 
-    def start(self) -> int:
-        """Begins a batch of what waits, if none is in progress; returns how many queries it has."""
+    def start(self, mask: RowMask | None = None) -> int:
+        """Begins a batch of what waits, if none is in progress; returns how many queries it has.
+
+        `mask`: the rows that may be found; None: all.
+        """
         if not self._waiting or self._in_progress or not self.shard.is_open:
             return 0
         batch = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
         self._in_progress = tuple(batch)
         self._began_us = self._clock.now_us()
-        self._batches.put(self._in_progress)
+        self._batches.put((self._in_progress, mask))
         if self._thread is None:
             self._thread = threading.Thread(target=self._scan, name="shard-scans", daemon=True)
             self._thread.start()
@@ -118,7 +125,8 @@ class ShardScans:
             self._thread.join(CLOSE_TIMEOUT_S)
 
     def _scan(self) -> None:
-        while (tasks := self._batches.get()) is not None:
+        while (batch := self._batches.get()) is not None:
+            tasks, mask = batch
             began_us = self._clock.now_us()
             rows, estimates, error = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), None
             try:
@@ -126,6 +134,7 @@ class ShardScans:
                     np.stack([task.vector for task in tasks]),
                     [np.array(task.clusters, np.int64) for task in tasks],
                     max(task.count for task in tasks),
+                    mask,
                 )
             except Exception as caught:  # of the device: whatever it is, searches go on without it
                 error = caught

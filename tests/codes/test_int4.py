@@ -18,6 +18,7 @@ from carpool.codes.margin import COUNT_MAX, first_count, margin
 from carpool.disk.rotation import random_rotation
 from carpool.errors import ConfigError
 from tests.searcher.codes_rig import around, directions
+from tests.searcher.helpers import row_mask
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -99,6 +100,10 @@ def make_scanner(
     return scanner
 
 
+def arrays(*probes: list[int]) -> list[Int64]:
+    return [np.array(one, np.int64) for one in probes]
+
+
 def some_queries(rows: Rows, count: int) -> Float32:
     chosen = np.random.default_rng(7).integers(0, len(COUNTS), count)
     return around(rows.centroids[chosen], seed=8)
@@ -142,6 +147,27 @@ def test_what_is_found_depends_on_no_kernel_and_no_number_of_threads(
 
 
 @EVERY_KERNEL
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 1])
+def test_a_masked_scan_finds_what_is_left_of_a_ranking_of_all_rows(
+    kernel: str, share: float
+) -> None:
+    rows = make_rows(60)
+    rows.vectors[40:90] = rows.vectors[40]  # equal estimates
+    scanner = make_scanner(rows, kernel, threads=3)
+    queries = np.concatenate([some_queries(rows, 20), rows.vectors[40:41]])
+    probes = [np.random.default_rng(at).permutation(6)[: 1 + at % 6] for at in range(21)]
+    are_visible = np.random.default_rng(3).random(int(rows.rows[-1]) + 1) < share
+    are_visible[sorted(rows.rows_of([3]))] = False
+    ranked, scores = scanner.scan(queries, probes, 2000)
+    found, estimates = scanner.scan(queries, probes, 50, row_mask(are_visible))
+    for every, all_scores, mine, my_scores in zip(ranked, scores, found, estimates, strict=True):
+        left = np.flatnonzero((every >= 0) & are_visible[every])[:50]
+        none = 50 - len(left)
+        assert mine.tolist() == every[left].tolist() + [-1] * none
+        assert my_scores.tolist() == all_scores[left].tolist() + [-np.inf] * none
+
+
+@EVERY_KERNEL
 @pytest.mark.parametrize("dimension", [32, 384])
 def test_few_estimates_err_by_more_than_the_margins(kernel: str, dimension: int) -> None:
     rows = make_rows(dimension)
@@ -179,9 +205,9 @@ def test_scans_of_some_clusters_each_find_what_one_scan_of_all_finds(kernel: str
     queries = np.concatenate([some_queries(rows, 20), rows.vectors[40:41]])
     wanted, scores = scanner.scan(queries, [np.arange(len(COUNTS))] * 21, 50)
     proposed = [*scanner.begin(queries[:9], 50), *scanner.begin(queries[9:], 70)]
-    scanner.add(proposed, [[2], [], [5, 1]] * 7)
-    scanner.add(proposed[::-1], [[3, 0], [0, 4], [3, 4]] * 7)
-    scanner.add(proposed, [[1, 5, 0], [1, 3, 5, 2], [2, 4]] * 7)
+    scanner.add(proposed, arrays([2], [], [5, 1]) * 7)
+    scanner.add(proposed[::-1], arrays([3, 0], [0, 4], [3, 4]) * 7)
+    scanner.add(proposed, arrays([1, 5, 0], [1, 3, 5, 2], [2, 4]) * 7)
     for one, numbers, estimates in zip(proposed, wanted, scores, strict=True):
         best = np.lexsort((one.rows, -one.estimates))[:50]
         np.testing.assert_array_equal(one.rows[best], numbers)
@@ -213,6 +239,15 @@ def test_arrays_that_do_not_fit_the_index_are_refused(width: int, probes: list[l
     scanner = make_scanner(make_rows(60))
     with pytest.raises(ValueError, match="fit"):
         scanner.scan(np.ones((1, width), np.float32), [np.array(one) for one in probes], 5)
+
+
+def test_a_mask_that_lacks_rows_is_refused() -> None:
+    rows = make_rows(60)
+    queries, probes, end = some_queries(rows, 1), [np.arange(6)], int(rows.rows[-1]) + 1
+    mask = row_mask(np.ones(end, np.bool_))
+    for wrong in (mask[:-2], mask.astype(np.int8), np.repeat(mask, 2)[::2]):
+        with pytest.raises(ValueError, match=f"rows below {end}"):
+            make_scanner(rows).scan(queries, probes, 5, wrong)
 
 
 def test_codes_are_as_good_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

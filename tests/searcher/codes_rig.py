@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import numpy.typing as npt
 
 from carpool.clock import SystemClock
 from carpool.disk.index import open_index
@@ -124,13 +125,20 @@ def exact(index: SmallIndex, search: Search, without: frozenset[int] = frozenset
     return index.places(exact_top_k(index, search.vector, clusters, search.top_k))
 
 
-def missed(index: SmallIndex, searches: list[Search], found: dict[int, SearchResult | None]) -> int:
-    """How many ids of exact searches are missing."""
+def missed(
+    index: SmallIndex,
+    searches: list[Search],
+    found: dict[int, SearchResult | None],
+    are_visible: npt.NDArray[np.bool_] | None = None,
+) -> int:
+    """How many ids of exact searches are missing, where some documents are hidden."""
     total = 0
     for search in searches:
         result = found[search.key]
         assert result is not None
-        total += len(set(exact(index, search)) - set(result.best.rows.tolist()))
+        best = exact_top_k(index, search.vector, search.clusters, search.top_k, are_visible)
+        total += len(set(index.places(best)) - set(result.best.rows.tolist()))
+        assert len(result.best.rows) == len(best)
     return total
 
 

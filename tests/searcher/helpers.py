@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import SystemClock
+from carpool.codes.row_mask import READ_BYTES, RowMask
 from carpool.disk.centroids import probe
 from carpool.disk.document_rows import documents_of_places
 from carpool.disk.documents import Document
@@ -365,10 +366,36 @@ def running(index: SmallIndex, clock: Any = None, **given: Any) -> Running:
     return Running(stage=stage, sink=ListSink(), metrics=metrics)
 
 
+def row_mask(are_visible: npt.NDArray[np.bool_]) -> RowMask:
+    """The mask of rows 0 to n: `are_visible`, (n,)."""
+    bits = np.packbits(are_visible, bitorder="little")
+    return np.concatenate([bits, np.zeros(READ_BYTES, np.uint8)])
+
+
+def some_visible(index: SmallIndex) -> npt.NDArray[np.bool_]:
+    """Which documents are visible where some are hidden, among them all of cluster 1."""
+    are_visible = np.random.default_rng(5).random(len(index.vectors)) < 0.4
+    are_visible[index.assigned == 1] = False
+    return are_visible
+
+
+def mask_of(index: SmallIndex, are_visible: npt.NDArray[np.bool_]) -> RowMask:
+    """The mask of rows of visible documents."""
+    places = np.array(index.places(range(len(are_visible))))
+    by_row = np.zeros(places.max() + 1, np.bool_)
+    by_row[places] = are_visible
+    return row_mask(by_row)
+
+
 def exact_top_k(
-    index: SmallIndex, query: Float32, clusters: Iterable[int], top_k: int
+    index: SmallIndex,
+    query: Float32,
+    clusters: Iterable[int],
+    top_k: int,
+    are_visible: npt.NDArray[np.bool_] | None = None,
 ) -> list[int]:
-    """The dumb version: every row of the probed clusters, scored and sorted."""
-    rows = np.flatnonzero(np.isin(index.assigned, list(clusters)))
+    """The dumb version: every visible row of the probed clusters, scored and sorted."""
+    is_candidate = np.isin(index.assigned, list(clusters))
+    rows = np.flatnonzero(is_candidate if are_visible is None else is_candidate & are_visible)
     scores = index.vectors[rows] @ query
     return [int(row) for row in rows[np.lexsort((rows, -scores))][:top_k]]

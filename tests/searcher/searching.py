@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from carpool.codes.row_mask import RowMask
 from carpool.telemetry.metrics import Metrics
 from searcher.build import SearchPlane
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.local import SearchThread
+from searcher.search_loop import SearchLoop
 from tests.waiting import WAIT_S
 
 
@@ -22,6 +24,10 @@ class Searching:
     def search(self, searches: Sequence[Search]) -> dict[int, SearchResult | None]:
         self.executor.join(SearchGroup(searches=tuple(searches)))
         return self.take(len(searches))
+
+    def hide_all_but(self, mask: RowMask) -> None:
+        assert isinstance(self.executor, SearchLoop)
+        self.executor.mask = mask
 
     def take(self, count: int) -> dict[int, SearchResult | None]:
         taken = [self._thread.take(WAIT_S) for _ in range(count)]

@@ -15,6 +15,7 @@ from schemas.record import ClusterId
 from searcher.shard.device import ShardDevice, ShardNumbers
 from searcher.shard.gpu import LIBRARY_BYTES, GpuShard
 from tests.searcher.codes_rig import around, directions
+from tests.searcher.helpers import row_mask
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -88,6 +89,7 @@ class Loaded:
     dimension: int = DIMENSION
     clusters: dict[int, LoadedCluster] = field(default_factory=dict)
     next_row: int = 10
+    are_visible: npt.NDArray[np.bool_] | None = None
 
     def load(self, cluster: int, row_count: int) -> None:
         """Loads made-up vectors under row numbers that were never used before."""
@@ -113,14 +115,11 @@ class Loaded:
         """What all loaded clusters take."""
         return sum(self.device.size_bytes(len(one.vectors)) for one in self.clusters.values())
 
-    def scan(
-        self, queries: Float32, probes: Sequence[Sequence[int]], count: int
-    ) -> tuple[Int64, Float32]:
-        return self.device.scan(queries, [np.array(one, np.int64) for one in probes], count)
-
     def check_scan(self, queries: Float32, probes: Sequence[Sequence[int]], count: int) -> None:
         """Scans, and compares with the obvious search of what is loaded."""
-        found, estimates = self.scan(queries, probes, count)
+        mask = None if self.are_visible is None else row_mask(self.are_visible)
+        wanted = [np.array(one, np.int64) for one in probes]
+        found, estimates = self.device.scan(queries, wanted, count, mask)
         assert found.shape == estimates.shape == (len(queries), count)
         assert (found.dtype, estimates.dtype) == (np.int64, np.float32)
         for query, probe, rows, guesses in zip(queries, probes, found, estimates, strict=True):
@@ -156,7 +155,8 @@ class Loaded:
         exact = np.concatenate([one.vectors @ query for one in parts])
         stored = np.concatenate([one.stored @ query for one in parts])
         tolerances = np.concatenate([self._tolerances(one.vectors, query) for one in parts])
-        return rows, exact, stored, tolerances
+        shown = slice(None) if self.are_visible is None else self.are_visible[rows]
+        return rows[shown], exact[shown], stored[shown], tolerances[shown]
 
     def _tolerances(self, vectors: Float32, query: Float32) -> Float32:
         """How far the estimate of each of `vectors` may be from the product of what is stored.

@@ -12,9 +12,9 @@ import pytest
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
 from tests.rig.faulty_disk import Fault
-from tests.searcher.executor_rig import NLIST, exact, make_index, questions, running
+from tests.searcher.executor_rig import NLIST, TOP_K, exact, make_index, questions, running
 from tests.searcher.faults import EVERY_FAULT, FAIL, SLOW
-from tests.searcher.helpers import SmallIndex
+from tests.searcher.helpers import SmallIndex, exact_top_k, mask_of, some_visible
 from tests.seed import SEED
 from tests.waiting import wait_until
 
@@ -45,6 +45,20 @@ def test_windows_of_queries_find_exactly_what_an_exact_search_of_their_clusters_
                 assert not found.skipped and not found.errors
                 assert found.best.clusters.tolist() == index.clusters_of_rows(found.best.rows)
         assert (here.bytes_read("prefetch") > 0) == (prefetch > 0)
+
+
+def test_rows_that_are_hidden_take_no_place_in_a_result(index: SmallIndex) -> None:
+    queries, clusters = questions(index, 40, 4)
+    are_visible = some_visible(index)
+    with running(index) as here:
+        here.hide_all_but(mask_of(index, are_visible))
+        keys = here.join(queries, clusters)
+        found = here.take(len(queries))
+    for key, query, probes in zip(keys, queries, clusters, strict=True):
+        result = found[key]
+        assert result is not None
+        wanted = exact_top_k(index, query, probes, TOP_K, are_visible)
+        assert result.best.rows.tolist() == index.places(wanted)
 
 
 def test_a_window_reads_each_cluster_once_and_what_queries_report_adds_up(

@@ -20,7 +20,7 @@ from tests.searcher.codes_rig import (
     scores_of,
 )
 from tests.searcher.faults import FAIL, SLOW, no_fault
-from tests.searcher.helpers import SmallIndex
+from tests.searcher.helpers import SmallIndex, mask_of, some_visible
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,17 @@ def test_a_promise_is_kept_and_scores_are_exact(
             result.best.scores, scores_of(index, search, result), rtol=0, atol=1e-6
         )
         assert result.best.clusters.tolist() == index.clusters_of_rows(result.best.rows)
+
+
+@pytest.mark.parametrize("paged_share", [None, 0.3])
+def test_rows_that_are_hidden_take_no_place_in_a_result(
+    index: SmallIndex, paged_share: float | None
+) -> None:
+    searches, are_visible = questions(index, 100, 5), some_visible(index)
+    with running(index, paged_share=paged_share) as here:
+        here.hide_all_but(mask_of(index, are_visible))
+        found = here.search(searches)
+    assert missed(index, searches, found, are_visible) <= 2, "of 700 ids"
 
 
 def test_a_page_is_read_once_for_all_queries_of_a_window(index: SmallIndex) -> None:

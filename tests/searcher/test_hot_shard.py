@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from carpool.arrays import Float32, Int64
+from carpool.codes.row_mask import RowMask
 from carpool.disk.document_rows import first_rows
 from carpool.disk.index import open_index
 from carpool.disk.rotation import read_rotation
@@ -40,7 +41,7 @@ from tests.searcher.codes_rig import (
     running,
     scores_of,
 )
-from tests.searcher.helpers import SmallIndex, normalised, write_index
+from tests.searcher.helpers import SmallIndex, mask_of, normalised, some_visible, write_index
 from tests.waiting import WAIT_S, wait_until
 
 HOT = cluster_ids(0, 2, 3, 7, 8, 11)
@@ -87,12 +88,18 @@ class FailingDevice:
         self.dropped.append(cluster)
         self.device.drop(cluster)
 
-    def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
+    def scan(
+        self,
+        queries: Float32,
+        probes: Sequence[Int64],
+        count: int,
+        mask: RowMask | None = None,
+    ) -> tuple[Int64, Float32]:
         assert self.may_scan.wait(2 * WAIT_S)  # longer than a test waits for results
         if self.scan_error is not None:
             raise self.scan_error
         self.scanned += [tuple(map(ClusterId, one.tolist())) for one in probes]
-        return self.device.scan(queries, probes, count)
+        return self.device.scan(queries, probes, count, mask)
 
     def close(self) -> None:
         self.device.close()
@@ -165,6 +172,15 @@ def test_a_promise_is_kept_and_scores_are_exact(index: SmallIndex, numbers: Shar
         assert {probe.cluster: probe.tier for probe in result.probes} == {
             cluster: "gpu" if cluster in HOT else "ram" for cluster in search.clusters
         }
+
+
+def test_rows_that_are_hidden_take_no_place_in_a_result(index: SmallIndex) -> None:
+    searches, are_visible = questions(index, 100, 5), some_visible(index)
+    with with_shard(index) as both:
+        both.here.hide_all_but(mask_of(index, are_visible))
+        found = both.here.search(searches)
+        assert both.device.scanned
+    assert missed(index, searches, found, are_visible) <= 2, "of 700 ids"
 
 
 def test_a_query_that_is_scanned_with_one_of_more_rows_finds_all_of_its_own(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +40,7 @@ class World:
     def join(self, first: int, window: Window) -> None:
         for at, clusters in enumerate(window):
             self.unscanned[first + at] = set(clusters)
-            self.planner.join(first + at, tuple(map(ClusterId, clusters)))
+            self.planner.join(first + at, np.array(clusters))
 
     def round(self) -> bool:
         steps = self.planner.plan()
@@ -50,23 +51,24 @@ class World:
                     self.there.add(cluster)
                     self.reads.append(cluster)
                     assert sum(self.sizes[one] for one in self.there) <= self.budget
-                    self.scan(cluster, keys)
+                    self.scan([(key, cluster) for key in keys.tolist()])
                 case EvictCodes(cluster):
                     self.there.remove(cluster)
-                case ScanCodes(cluster, keys):
-                    self.scan(cluster, keys)
+                case ScanCodes(keys, clusters):
+                    self.scan(list(zip(keys.tolist(), clusters.tolist(), strict=True)))
         self.planner.check_integrity()
         return bool(steps)
 
-    def scan(self, cluster: int, keys: tuple[int, ...]) -> None:
-        assert cluster in self.there and keys
-        for key in keys:
+    def scan(self, pairs: list[tuple[int, int]]) -> None:
+        assert pairs
+        for key, cluster in pairs:
+            assert cluster in self.there
             self.unscanned[key].remove(cluster)
             if not self.unscanned[key]:
                 self.complete.append(key)
 
     def fail(self, cluster: int) -> None:
-        for key in self.planner.fail(ClusterId(cluster)):
+        for key in self.planner.fail(ClusterId(cluster)).tolist():
             self.unscanned[key].remove(cluster)
             if not self.unscanned[key]:
                 self.complete.append(key)

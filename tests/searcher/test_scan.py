@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.codes.row_mask import RowMask
 from carpool.disk.pages import ClusterPages, PageLayout, VectorDtype, choose_layout, encode_pages
 from searcher.scoring import products, scan
 from searcher.scoring.scan import QueryBatch, Scoring
 from searcher.scoring.top_k import LEAST, Candidates, TopTable
+from tests.searcher.helpers import row_mask
 
 Float32 = npt.NDArray[np.float32]
 
@@ -30,12 +32,16 @@ def cut(
 
 
 def score_pages(
-    pages: ClusterPages, queries: Float32, floors: Float32, top_ks: npt.NDArray[np.intp]
+    pages: ClusterPages,
+    queries: Float32,
+    floors: Float32,
+    top_ks: npt.NDArray[np.intp],
+    mask: RowMask | None = None,
 ) -> tuple[Candidates, Float32]:
     """All of one cluster, for queries at slots 0, 1, ..."""
     every = np.arange(len(queries))
     batch = QueryBatch(every, queries)
-    return scan.scan([Scoring(pages, every)], batch, floors, top_ks)
+    return scan.scan([Scoring(pages, every)], batch, floors, top_ks, mask)
 
 
 def best_by_query(candidates: Candidates, top_ks: list[int]) -> list[list[tuple[float, int]]]:
@@ -73,6 +79,7 @@ def no_floors(count: int) -> Float32:
     room=st.sampled_from([1 << 8, 1 << 14, 1 << 20]),
     batch_pages_max=st.sampled_from([3, 512]),
     first_page=st.sampled_from([0, 7, 1 << 30]),
+    share=st.sampled_from([None, 0, 0.01, 0.3, 0.6, 1]),
     seed=st.integers(0, 1 << 16),
 )
 def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
@@ -83,6 +90,7 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     room: int,
     batch_pages_max: int,
     first_page: int,
+    share: float | None,
     seed: int,
 ) -> None:
     count, dimension, spread = shape
@@ -92,14 +100,19 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     layout = choose_layout(dimension, dtype)
     rows = first_page * layout.rows_per_page + np.arange(count)
     pages = cut(layout, vectors, cuts, first_page)
+    mask, shown = None, slice(None)
+    if share is not None and first_page <= 7:
+        are_visible = generator.random(first_page * layout.rows_per_page + count) < share
+        are_visible[rows[: generator.integers(count + 1)]] = False
+        mask, shown = row_mask(are_visible), are_visible[rows]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "SCORES_BYTES", room)
         patch.setattr(products, "WIDE_BYTES", room)
         patch.setattr(products, "BATCH_PRODUCTS_MAX", room)
         patch.setattr(products, "BATCH_PAGES_MIN", 1)
         patch.setattr(products, "BATCH_PAGES_MAX", batch_pages_max)
-        found, raised = score_pages(pages, queries, no_floors(len(top_ks)), np.array(top_ks))
-    expected = sorted_by_hand(vectors, rows, queries, top_ks)
+        found, raised = score_pages(pages, queries, no_floors(len(top_ks)), np.array(top_ks), mask)
+    expected = sorted_by_hand(vectors[shown], rows[shown], queries, top_ks)
     assert best_by_query(found, top_ks) == expected
     # The floors that come back promise no more than is true, and candidates are few.
     for floor, best, top_k in zip(raised.tolist(), expected, top_ks, strict=True):
@@ -111,7 +124,7 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
             for best, k in zip(expected, top_ks, strict=True)
         ]
     )
-    again, _ = score_pages(pages, queries, floors.astype(np.float32), np.array(top_ks))
+    again, _ = score_pages(pages, queries, floors.astype(np.float32), np.array(top_ks), mask)
     assert best_by_query(again, top_ks) == expected
     assert (again.scores >= floors[again.slots]).all()
 

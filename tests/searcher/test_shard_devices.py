@@ -56,6 +56,15 @@ def test_a_scan_finds_the_best_rows_of_the_clusters_of_each_query(kind: Kind) ->
 
 
 @EVERY_KIND
+@pytest.mark.parametrize("share", [0, 0.02, 0.5])
+def test_a_masked_scan_finds_the_best_of_the_visible_rows(kind: Kind, share: float) -> None:
+    it = loaded(kind)
+    it.are_visible = np.random.default_rng(1).random(it.next_row) < share
+    for count in (1, 10, 2000):
+        it.check_scan(some_queries(4), [[0, 3, 7], [2], list(reversed(ALL)), [5, 4]], count)
+
+
+@EVERY_KIND
 def test_estimates_of_real_dimensions_are_within_the_margin_of_the_codec(kind: Kind) -> None:
     it = loaded(kind, (900, 40, 300), dimension=384)
     it.check_scan(some_queries(12, 384), [[0, 1, 2]] * 6 + [[2, 0]] * 6, 1240)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
 from bench.simulator.search_plane import PlanSimulation
 from schemas.record import ClusterId
 from searcher.plan.cluster_major import ClusterMajorPlanner
@@ -70,7 +72,7 @@ class PagedReads:
         before = self.bytes_read
         self._planner.expect({ClusterId(one): windows for one, windows in horizon.items()})
         for one in searches:
-            self._planner.join(self._queries, list(map(ClusterId, one)))
+            self._planner.join(self._queries, np.array(one))
             self._queries += 1
         while len(self._planner):
             for step in self._planner.plan():
