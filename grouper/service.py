@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 import structlog
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from carpool.clock import Clock
 from carpool.disk.settings import IndexSettings
@@ -302,6 +303,7 @@ class GrouperStage(Stage[Query]):
 
     # On the preparing thread.
 
+    @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
     def _prepare(self) -> None:
         work = self._load()
         with self._lock:
