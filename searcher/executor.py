@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from carpool.arrays import Float32
+from carpool.codes.row_mask import RowMask
 from carpool.disk.documents import Document
 from carpool.errors import ReadError
 from schemas.query import SearchMode
@@ -136,8 +137,10 @@ Finish = Callable[[Search, SearchResult | None], None]
 
 class Executor(Protocol):
     """Searches groups. `run` is for the search thread; the rest is for any thread, and does not
-    block.
+    block. `mask`: the rows that searches may find, in scans that begin after it was set; None: all.
     """
+
+    mask: RowMask | None
 
     def join(self, group: SearchGroup) -> None:
         """Adds a group. Its keys are larger than those of all earlier groups."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from carpool.codes.row_mask import RowMask
 from carpool.telemetry.metrics import Metrics
 from searcher.executor import Executor, Finish, Search, SearchGroup, SearchResult
 
@@ -61,6 +62,15 @@ class ExecutorByMode:
         self._exact_work: dict[int, Search | _Audit] = {}
         self._due: deque[_Audit] = deque(maxlen=AUDITS_DUE_MAX)
         self._error: BaseException | None = None
+
+    @property
+    def mask(self) -> RowMask | None:
+        """Of both; see `Executor`."""
+        return self._codes.mask
+
+    @mask.setter
+    def mask(self, mask: RowMask | None) -> None:
+        self._codes.mask = self._exact.mask = mask
 
     def join(self, group: SearchGroup) -> None:
         """Adds a group; see `Executor.join`."""

@@ -41,8 +41,7 @@ class SearchLoop:
         self._deadlines: dict[int, int] = {}  # of the searches in progress that have one
         self._window: object = object()  # of the group that joined last
         self._is_stopped = False
-        self.mask: RowMask | None = None
-        """The rows that searches may find; None: all. For scans that begin after it was set."""
+        self.mask: RowMask | None = None  # see `Executor`
 
     def join(self, group: SearchGroup) -> None:
         """Adds a group; see `Executor.join`."""

@@ -31,7 +31,7 @@ PAGE_BYTES = 4096
 SUM_BYTES = 4
 SUM_SUFFIX = ".sum"
 FEW_PAGES = 16
-"""Of more, NumPy compares the checksums faster."""
+"""Checksums of more pages are compared by NumPy, which is faster then."""
 
 
 _MASK = (1 << 32) - 1

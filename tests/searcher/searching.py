@@ -9,7 +9,6 @@ from carpool.telemetry.metrics import Metrics
 from searcher.build import SearchPlane
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.local import SearchThread
-from searcher.search_loop import SearchLoop
 from tests.waiting import WAIT_S
 
 
@@ -26,7 +25,6 @@ class Searching:
         return self.take(len(searches))
 
     def hide_all_but(self, mask: RowMask) -> None:
-        assert isinstance(self.executor, SearchLoop)
         self.executor.mask = mask
 
     def take(self, count: int) -> dict[int, SearchResult | None]:

@@ -18,7 +18,7 @@ from searcher.executor import SearchGroup
 from searcher.executor_by_mode import ExecutorByMode
 from searcher.settings import SearcherSettings
 from tests.searcher.codes_rig import exact, make_index, missed, questions
-from tests.searcher.helpers import SmallIndex
+from tests.searcher.helpers import SmallIndex, mask_of, some_visible
 from tests.searcher.searching import Searching
 from tests.waiting import wait_until
 
@@ -59,6 +59,15 @@ def test_each_query_gets_its_promise_under_its_own_key(index: SmallIndex) -> Non
         if search.mode == "exact":
             assert result.best.rows.tolist() == exact(index, search)
     assert missed(index, searches, found) <= 2
+
+
+def test_hidden_rows_take_no_place_in_either_search(index: SmallIndex) -> None:
+    are_visible = some_visible(index)
+    searches = [replace(one, mode=MODES[one.key % 2]) for one in questions(index, 90, 5)]
+    with running(index) as here:
+        here.hide_all_but(mask_of(index, are_visible))
+        found = here.search(searches)
+    assert missed(index, searches, found, are_visible) <= 2
 
 
 def test_with_every_query_audited_the_metrics_equal_the_count(
