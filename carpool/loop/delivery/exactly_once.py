@@ -17,7 +17,12 @@ from typing import Literal
 import structlog
 
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
-from carpool.kafka.clients import Membership, ProducerClient, TransactionalProducerClient
+from carpool.kafka.clients import (
+    Membership,
+    Position,
+    ProducerClient,
+    TransactionalProducerClient,
+)
 from carpool.kafka.commit_metadata import with_instance_id
 from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.commit_planner import NO_COMMIT, CommitPlan, CommitPlanner
@@ -219,24 +224,22 @@ class ExactlyOnceDelivery(Delivery):
         return plan
 
     def _transact(self, plan: CommitPlan, membership: Membership) -> Outcome:
+        """The steps of a commit, each with the fault that it guards against."""
         producer = self._producer
         assert producer is not None, "`open` made the producer"
         try:
+            # An earlier process with this name goes on: `open` took its transactional id away, and
+            # the brokers refuse what it still sends.
             self._insist(producer.begin)
-            given_up = self._positions.given_up
-            offsets = {
-                at: position._replace(
-                    metadata=position.metadata
-                    if at in given_up
-                    else with_instance_id(position.metadata, self._instance_id)
-                )
-                for at, position in plan.positions.items()
-            }
+            # A deadline passes while work waits: what is written is what is true now. A crash from
+            # here on: no reader of committed records sees these outputs.
             now_us = self._clock.now_us()
-            for done in plan.work:
-                for output in done.outputs_at(now_us):
-                    self._insist(partial(producer.produce, output))
-            self._insist(partial(producer.send_offsets, offsets, membership))
+            for output in [each for done in plan.work for each in done.outputs_at(now_us)]:
+                self._insist(partial(producer.produce, output))
+            # A crash between outputs and positions would repeat the work: both are one. Partitions
+            # that moved meanwhile: the membership is old, and the brokers refuse it.
+            self._insist(partial(producer.send_offsets, self._offsets(plan), membership))
+            # A reply that is lost: asked again until the outcome is known, never sent as new work.
             self._insist(producer.commit)
         except AbortedError as error:
             log.warning(
@@ -252,6 +255,19 @@ class ExactlyOnceDelivery(Delivery):
             self._halt(error)
             return "fenced"
         return "ok"
+
+    def _offsets(self, plan: CommitPlan) -> dict[TopicPartition, Position]:
+        """Returns the positions, with the owner of each partition that is not given up.
+
+        The next owner fences the one that is named, or counts its death (ADR 0027).
+        """
+        given_up, own = self._positions.given_up, self._instance_id
+        return {
+            at: position
+            if at in given_up
+            else position._replace(metadata=with_instance_id(position.metadata, own))
+            for at, position in plan.positions.items()
+        }
 
     def _count_abort(self, now_us: int) -> None:
         """Ends a process whose transactions do not commit any more: it would look healthy."""
