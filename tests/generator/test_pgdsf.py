@@ -147,10 +147,12 @@ def test_a_chunk_that_could_not_be_stored_is_gone_and_a_reset_forgets_all(pgdsf:
 class PlainPgdsf:
     """Equations 1 to 3 and Algorithm 1 by the letter, in time O(chunks²) for each eviction."""
 
-    def __init__(self, chunks: int, prefill_ms: Any) -> None:
-        self.chunks, self.prefill_ms, self.clock = chunks, prefill_ms, 0.0
+    def __init__(self, chunks: int, pgdsf: Any) -> None:
+        self.chunks, self.prefill_ms, self.clock = chunks, pgdsf.prefill_ms, 0.0
+        self.remembered = pgdsf.PAST_FACTOR * chunks
         self.priority: dict[Path, float] = {}
         self.figures: dict[Path, tuple[int, float, int]] = {}  # frequency, cost, times computed
+        self.past: list[Path] = []  # evicted, the latest last
 
     def ask(self, path: Path) -> list[Path]:
         """Serves a request; returns what is evicted: as much as it needs, or nothing."""
@@ -164,6 +166,12 @@ class PlainPgdsf:
             new, gone, left = [], [], self.priority
         self.clock = max([self.clock, *(self.priority[node] for node in gone)])
         self.priority = left
+        for node in gone:
+            self.past.append(node)
+            for forgotten in self.past[: -self.remembered]:
+                del self.figures[forgotten]
+            self.past = self.past[-self.remembered :]
+        self.past = [node for node in self.past if node not in new]
         cached, computed = CHUNK_TOKENS * (len(nodes) - len(new)), CHUNK_TOKENS * len(new)
         for node in nodes:
             frequency, cost, times = self.figures.get(node, (0, 0.0, 0))
@@ -186,10 +194,11 @@ class PlainPgdsf:
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=60),
 )
 @example(5, [[1, 2], [3, 4], [5], [6], [7]])  # of equal chunks, the last of a prompt goes first
+@example(3, [[1, 0], [0] * 3, [0, 0, 1], [0, 1, 0], [0, 2, 0], [2, 0, 0], [1, 0, 0]])  # forgotten
 def test_it_evicts_what_algorithm_1_by_the_letter_evicts(
     pgdsf: Any, chunks: int, asked: list[list[int]]
 ) -> None:
-    tier, plain = Tier(chunks), PlainPgdsf(chunks, pgdsf.prefill_ms)
+    tier, plain = Tier(chunks), PlainPgdsf(chunks, pgdsf)
     for path in asked:
         tier.ask(*path)
         assert sorted(tier.evicted()) == sorted(plain.ask(tuple(path)))
