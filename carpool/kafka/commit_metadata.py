@@ -29,7 +29,7 @@ INSTANCE_ID = r"[A-Za-z0-9._-]{1,64}"
 TOPIC_ID = r"[A-Za-z0-9+/_-]{22}"
 HEAD = re.compile(
     rf"(?:4;({TOPIC_ID});)?"
-    rf"(?:1|2;({INSTANCE_ID})|3;([1-4])\.([0-9]{{1,4}})(!?);({INSTANCE_ID})?);"
+    rf"(?:1|2;({INSTANCE_ID})|3;([1-5])\.([0-9]{{1,4}})(!?);({INSTANCE_ID})?);"
 )
 NUMBER = r"[0-9]{1,18}"
 WHOLE_RECORDS = re.compile(rf"({NUMBER})\+({NUMBER})")

@@ -22,8 +22,8 @@ farther away kills twice more for each 32 records before it.
 """
 ALONE_DEATHS = 2
 """After so many deaths in a row with a record in hand, it is tried alone."""
-FATAL_DEATHS = ALONE_DEATHS + 2
-"""After two more, while it was in hand alone, it ends: one could be chance."""
+FATAL_DEATHS = ALONE_DEATHS + 3
+"""After three more, while it was in hand alone, it ends: two could be chance."""
 QUIET_US = 20_000_000
 """How long the service has nothing in hand before it tries a record alone again.
 

@@ -336,7 +336,7 @@ def test_an_offset_of_another_topic_of_that_name_is_none() -> None:
     assert claim.metadata == f"4;{TOPIC_ID};2;b;1+3"
 
 
-@pytest.mark.parametrize("text", ["3;", "3;5.1;a;", "3;1.12345;a;", "3;1.1?;a;", "4;a;", "3;1.1;"])
+@pytest.mark.parametrize("text", ["3;", "3;6.1;a;", "3;1.12345;a;", "3;1.1?;a;", "4;a;", "3;1.1;"])
 def test_a_head_of_another_program_is_not_guessed(text: str) -> None:
     with pytest.raises(DeploymentError, match="cannot be read"):
         head_of(text)
