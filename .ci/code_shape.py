@@ -49,7 +49,6 @@ LARGER = {
     "grouper/plan/scheduler.py:WindowScheduler": 15,
     "grouper/service.py": 430,
     "searcher/build.py:open_search_plane": 55,
-    "searcher/codes/executor.py": 360,
     "searcher/codes/open.py:open_codes_plane": 57,
     "searcher/plan/slices.py:SliceTable": 14,
     "searcher/results.py:finish": 53,

@@ -19,6 +19,7 @@ from carpool.codes.kernel import kernel_in_use, library
 from carpool.disk.checked_file import PAGE_BYTES, CheckedFile
 from carpool.disk.index import OpenCodes, OpenIndex
 from carpool.telemetry.metrics import Metrics
+from searcher.codes.coded_rows import CodedRows
 from searcher.codes.codes_reader import CodesReader
 from searcher.codes.executor import CodesExecutor
 from searcher.codes.load import load_codes
@@ -26,9 +27,11 @@ from searcher.codes.paged import PagedCodes
 from searcher.codes.source import CodeSource
 from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
+from searcher.row_source import RowSource
 from searcher.rows.row_reader import RowReader
 from searcher.settings import SearcherSettings
 from searcher.shard.hot_shard import HotShard
+from searcher.shard.scans import ShardScans
 from searcher.store.arena import Arena
 from searcher.store.reader import OpenReads, Reader, close_all
 from searcher.store.waker import Waker
@@ -160,7 +163,8 @@ def open_codes_plane(
 
     try:
         first_pages = segment_first_pages([path.stat().st_size for path in index.segment_paths])
-        rows = RowReader(index.layout, first_pages, reader_of(index.row_sums, SLOT_PAGES))
+        reader = reader_of(index.row_sums, SLOT_PAGES)
+        rows = RowReader(index.layout, first_pages, chosen.codes.first_rows, reader)
         codes: CodeSource
         if chosen.paged_bytes is None:
             codes = load_codes(
@@ -174,14 +178,10 @@ def open_codes_plane(
     except BaseException:
         close_all(readers, waker)
         raise
-    executor = CodesExecutor(
-        codes=codes,
-        rows=rows,
-        waker=waker,
-        metrics=metrics,
-        clock=clock,
-        shard=shard,
-    )
+    sources: list[RowSource] = [CodedRows(codes, clock)]
+    if shard is not None:
+        sources.insert(0, ShardScans(shard, waker, clock))
+    executor = CodesExecutor(sources=sources, rows=rows, waker=waker, metrics=metrics, clock=clock)
     return CodesPlane(executor=executor, shard=shard, readers=tuple(readers), waker=waker)
 
 

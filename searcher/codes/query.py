@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from carpool.arrays import Float32, Int64
-from carpool.codes.int4 import Proposed
 from carpool.codes.margin import first_count, margin
 from carpool.errors import ReadError
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
 from searcher.executor import Search
+from searcher.row_source import Scanned
 
 
 class Probes:
@@ -35,11 +35,10 @@ class Probes:
 class CodesQuery:
     """A query in hand.
 
-    `count`: of rows that a scan proposes, and `margin` of its estimates: see `promise`. `tiers`:
-    where its clusters were; `proposed`: by scans of codes; `candidates`: rows and estimates by
-    the hot shard; `unscanned`: how many clusters are not scanned; `unscored`: rows that are not
-    scored yet, -1 before its last scan has ended. `lacking`: clusters that a failed shard did not
-    scan.
+    `count` rows are to be proposed by a scan, and its estimates have the `margin`: see `promise`.
+    `tiers` says where the clusters are that are not in memory. `scans` have not ended yet;
+    `candidates` has the rows and estimates of those that have. `unscored` rows are not scored yet;
+    it is -1 before the last scan has ended. The clusters in `lacking` are to be scanned again.
     """
 
     search: Search
@@ -47,8 +46,7 @@ class CodesQuery:
     tiers: dict[ClusterId, Tier] = field(default_factory=dict)
     count: int = 0
     margin: float = 0.0
-    unscanned: int = 0
-    proposed: Proposed | None = None
+    scans: int = 0
     candidates: list[tuple[Int64, Float32]] = field(default_factory=list)
     unscored: int = -1
     scores: list[Float32] = field(default_factory=list)
@@ -63,6 +61,17 @@ class CodesQuery:
         self.count = max(self.count, first_count(codec, self.search.top_k))
         self.margin = max(self.margin, margin(codec, len(self.search.vector)))
 
+    def add(self, scanned: Scanned) -> None:
+        """One of its scans has ended."""
+        self.scans -= 1
+        self.candidates.append((scanned.rows, scanned.estimates))
+        self.errors.update(scanned.errors)
+        self.bytes_read += scanned.bytes_read
+        self.search_us += scanned.took_us
+        self.lacking += scanned.lacking
+        for cluster in scanned.lacking:
+            self.tiers.pop(cluster, None)
+
     def probes(self, clusters: Iterable[ClusterId], known: Probes) -> tuple[Probe, ...]:
         """Returns `clusters` with the tiers where they were."""
         if not self.tiers:
@@ -76,12 +85,7 @@ class CodesQuery:
 
         Both (n,), best first. Forgets them.
         """
-        found = self.candidates
-        if self.proposed is not None:
-            found.append((self.proposed.rows, self.proposed.estimates))
-        self.candidates, self.proposed = [], None
-        if not found:
-            return np.empty(0, np.int64), np.empty(0, np.float32)
+        found, self.candidates = self.candidates, []
         rows, estimates = map(np.concatenate, zip(*found, strict=True))
         order = np.lexsort((rows, -estimates))[: self.count]
         kept = order[rows[order] >= 0]

@@ -7,8 +7,8 @@ when the hit rate has fallen (`page_test.py`): first with those of few queries, 
 shard that is empty at the start is filled in the same way. Clusters that could not be loaded are
 chosen again with the next queries.
 
-*A sub-stage* is a scan, of codes or of the shard, of up to `QUERIES_A_SUBSTAGE` queries; a scan of
-more counts as several. *A change* is made in small parts, so that loads do not slow searches much.
+*A sub-stage* is up to `QUERIES_A_SUBSTAGE` queries that came together, and more count as several.
+*A change* is made in small parts, so that loads do not slow searches much.
 
 A change of questions that does not lower the hit rate goes unnoticed: the shard still does what it
 was sized for.

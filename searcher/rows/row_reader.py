@@ -46,12 +46,17 @@ class RowReader:
     """Reads rows for one thread. `reader`: of the segments, which the caller closes."""
 
     def __init__(
-        self, layout: PageLayout, segment_first_pages: Int64, reader: Reader[Pairs]
+        self,
+        layout: PageLayout,
+        segment_first_pages: Int64,
+        cluster_first_rows: Int64,
+        reader: Reader[Pairs],
     ) -> None:
-        """`segment_first_pages`: as `plan_reads` wants them."""
+        """`segment_first_pages`: as `plan_reads` wants them; `cluster_first_rows`: (nlist,)."""
         self.reader = reader
         self._layout = layout
         self._first_pages = segment_first_pages
+        self._first_rows = cluster_first_rows
         self._pages_max = reader.memory.block_bytes // PAGE_BYTES
         self._wanted: deque[tuple[Int64, Int64]] = deque()
 
@@ -59,6 +64,15 @@ class RowReader:
     def waiting(self) -> int:
         """The number of additions that wait for memory."""
         return len(self._wanted)
+
+    @property
+    def nlist(self) -> int:
+        """The number of clusters."""
+        return len(self._first_rows)
+
+    def clusters_of(self, rows: Int64) -> Int64:
+        """Returns the cluster of each of `rows`: (n,) int64 -> (n,) int64."""
+        return np.searchsorted(self._first_rows, rows, side="right") - 1
 
     def add(self, owners: Int64, rows: Int64) -> None:
         """Wants `rows` for the queries `owners`, (n,) int64 each, n >= 1."""

@@ -98,17 +98,16 @@ class HotShard:
                     del self._pins[cluster]
             self._unpinned.notify_all()
 
-    def count(self, held: int, probed: int) -> None:
-        """Counts the clusters that a new query probes; `held` of them are here."""
-        self._metrics.shard_probes.labels(side="shard").inc(held)
-        self._metrics.shard_probes.labels(side="codes").inc(probed - held)
-
     def add_queries(self, probes: Sequence[Sequence[ClusterId]]) -> None:
-        """Counts the clusters of each query of a group."""
+        """Counts the clusters that each query of a group probes."""
         self._swaps.add_queries(probes)
+        live = self.live
+        held = sum(cluster in live for clusters in probes for cluster in clusters)
+        self._metrics.shard_probes.labels(side="shard").inc(held)
+        self._metrics.shard_probes.labels(side="codes").inc(sum(map(len, probes)) - held)
 
     def begin_substages(self, queries: int) -> None:
-        """Called when a scan of so many queries begins. Begins swaps where they are due."""
+        """So many queries came together. Begins swaps where they are due."""
         if not self._is_open:
             return
         with self._lock:

@@ -21,13 +21,15 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.executor import SearchGroup
 from searcher.plan.hot_swaps import HotSwaps, Swaps
+from searcher.row_source import Scan
 from searcher.shard import scans
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import ShardDevice, ShardFullError, ShardNumbers
 from searcher.shard.gpu import GpuShard
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.scans import Scanned, ScanTask, ShardScans
+from searcher.shard.scans import ShardScans
 from searcher.store.files import SegmentFiles
+from searcher.store.waker import Waker
 from tests.clocks import HandClock
 from tests.searcher.codes_rig import (
     DIMENSION,
@@ -202,19 +204,22 @@ def test_a_scan_that_ends_after_it_was_given_up_is_ignored(
     index: SmallIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scans, "TIMEOUT_US", TIMEOUT_US)
-    ended, clock = list[Scanned](), HandClock()
+    clock, waker = HandClock(), Waker()
     with with_shard(index) as both:
-        shard_scans = ShardScans(both.shard, ended.append, clock)
+        shard_scans = ShardScans(both.shard, waker, clock)
         both.device.may_scan.clear()
-        task = ScanTask(key=0, vector=index.centroids[HOT[0]], clusters=HOT[:1], count=5)
-        shard_scans.add(task)
-        assert shard_scans.start() and shard_scans.lost() == ()
+        taken = shard_scans.take(HOT[:1])
+        vector = index.centroids[HOT[0]]
+        shard_scans.scan(Scan(key=0, vector=vector, clusters=taken, count=5))
+        assert not shard_scans.advance(None, may_scan=True)
         clock.sleep(TIMEOUT_US)
-        assert shard_scans.lost() == (task,) and not both.shard.is_open
+        (lost,) = shard_scans.advance(None, may_scan=True)
+        assert (lost.key, lost.lacking) == (0, HOT[:1]) and not both.shard.is_open
         both.device.may_scan.set()
-        wait_until(lambda: bool(ended))
-        assert not shard_scans.end(ended[0])
+        wait_until(lambda: not shard_scans._ended.empty())
+        assert not shard_scans.advance(None, may_scan=True)
         shard_scans.close()
+    waker.close()
 
 
 def test_a_query_that_is_all_in_the_shard_scans_no_codes_and_reads_few_rows(

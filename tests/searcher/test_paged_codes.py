@@ -14,7 +14,6 @@ from carpool.disk.settings import IndexSettings
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.build import BothPlanes, open_searcher, uses_horizon
-from searcher.codes.load import ResidentCodes
 from searcher.codes.open import BUFFERS_BYTES, CodesPlane, choose_codes
 from searcher.executor import SearchResult
 from searcher.settings import SearcherSettings
@@ -135,9 +134,7 @@ def test_a_horizon_is_used_unless_all_codes_are_in_memory(index: SmallIndex) -> 
         )
         plane = searcher.plane
         by_codes = plane.codes if isinstance(plane, BothPlanes) else None
-        assert fit == (
-            isinstance(by_codes, CodesPlane) and isinstance(by_codes.executor._codes, ResidentCodes)
-        )
+        assert fit == (isinstance(by_codes, CodesPlane) and len(by_codes.readers) == 1)
         searcher.close()
     assert uses_horizon(index.dir, SearcherSettings(search_mode="exact"))
 
