@@ -53,6 +53,8 @@ READ = (*(name for names in INPUTS.values() for name in names), ANSWERS.name, *L
 """The topics that are read."""
 INTERACTIVE = {batch.name: name for name, batch in BATCH.items()}
 EXAMPLES_MAX = 20
+ANSWER_CHARS_MAX = 3_000
+"""Of an answer with its steps that a violation shows."""
 NOT_FINISHED = "not finished"
 OTHER_HEADERS = "headers of another question"
 CARRIED = ("correlation_id", "reply_to", KEY_HEADER)
@@ -333,4 +335,8 @@ class TopicAudit:
         )
         asked = self._published.get(record)
         query_id = asked.query_id if asked else "unknown"
-        return f"{what}: {query_id} ({record}), last seen in {last}: {places}"
+        told = ""
+        if record in self._answers:
+            answer = msgspec.structs.replace(self._answers[record][0], retrieved=(), citations=())
+            told = f"; its answer: {msgspec.json.encode(answer).decode()[:ANSWER_CHARS_MAX]}"
+        return f"{what}: {query_id} ({record}), last seen in {last}: {places}{told}"
