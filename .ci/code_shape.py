@@ -32,7 +32,6 @@ LARGER = {
     "bench/reliability/chaos/questions.py:chaos_questions": 57,
     "bench/reliability/chaos/run.py:_live": 58,
     "bench/search/run.py:run_cells": 69,
-    "carpool/testing/llm_server.py": 417,
     "generator/dedup/stage.py": 400,
     "generator/dedup/stage.py:DedupStage": 15,
     "generator/llm/openai_api.py": 425,

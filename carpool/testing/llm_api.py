@@ -1,4 +1,4 @@
-"""What the LLM stand-in is asked, its faults, and what it counts."""
+"""What the LLM stand-in is asked, what it replies, its faults, and what it counts."""
 
 from __future__ import annotations
 
@@ -79,3 +79,39 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+
+
+def usage_of(prompt_tokens: int, written_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """Returns the counts of tokens of an answer."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": written_tokens,
+        "total_tokens": prompt_tokens + written_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+class Reply:
+    """The forms of an answer to a chat, or to a prompt, whole or in pieces."""
+
+    def __init__(self, asked: ChatRequest, id: str, usage: dict[str, Any]) -> None:
+        self._is_chat, self._usage = asked.prompt is None, {"usage": usage}
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        self._head = {"id": id, "created": 0, "model": asked.model, "object": kind}
+        self._chunk = self._head | ({"object": f"{kind}.chunk"} if self._is_chat else {})
+
+    def whole(self, text: str, finish_reason: str) -> dict[str, Any]:
+        """Returns the answer to a request that does not stream."""
+        return self._head | self._choices("message", text, finish_reason) | self._usage
+
+    def piece(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        """Returns the event of a token, or of the end."""
+        return self._chunk | self._choices("delta", text, finish_reason)
+
+    def usage_piece(self) -> dict[str, Any]:
+        """Returns the event that has the counts of tokens."""
+        return self._chunk | {"choices": []} | self._usage
+
+    def _choices(self, field: str, text: str, finish_reason: str | None) -> dict[str, Any]:
+        said = {field: {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+        return {"choices": [{"index": 0, **said, "finish_reason": finish_reason}]}

@@ -17,31 +17,42 @@ import argparse
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import msgspec
+from aiohttp import web
 
-from carpool.testing.http import HttpRequest, RefusedRequest, Responder, serve_connection
+from carpool.testing.http import (
+    EventStream,
+    LastRequest,
+    RefusedRequest,
+    decoded,
+    json_response,
+)
 from carpool.testing.llm_api import (
     NO_FAULT,
     ODD_EVENTS,
     ChatRequest,
     LlmFault,
     LlmRequests,
+    Reply,
     TokenizeRequest,
+    usage_of,
 )
 from carpool.testing.llm_text import NAME, prompt_hash, prompt_text, words, write
 from carpool.testing.llm_tokens import decode, encode, messages_of, render
 from carpool.testing.prefix_cache import PrefixCache
 
 HOST = "127.0.0.1"
+BODY_BYTES_MAX = 16 * 1024 * 1024
 MODEL_TOKENS_MAX = 32_768
 NO_TEMPLATE = "The tokenizer has no chat template, so a template is needed to render a chat."
-
-T = TypeVar("T")
+STOP_S = 0.01
+"""How long requests in progress may go on when the server stops."""
 
 
 class LlmServer:
@@ -74,17 +85,12 @@ class LlmServer:
         """How many more requests fail with status 500 whose prompt contains a text, by text."""
         self.refused: dict[str, str] = {}
         """What a prompt that contains a text always gets, by text: a status, or `html`."""
-        self.last: HttpRequest | None = None
-        """The last request for a completion."""
+        self.last: LastRequest | None = None
         self.port = port
         self._latency_s = latency_ms / 1_000
         self._token_s = 1 / tokens_per_second if tokens_per_second else 0.0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self._thread: threading.Thread | None = None
-        self._started = threading.Event()
-        self._error: OSError | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._listens = Future[None]()
+        self._stop: Callable[[], object] = bool
 
     @property
     def url(self) -> str:
@@ -93,15 +99,22 @@ class LlmServer:
 
     def __enter__(self) -> LlmServer:
         """Starts, and waits until it listens. Raises `OSError` if the port is taken."""
-        self._started.clear()
-        self._thread = threading.Thread(
-            target=self._run_in_thread, name="llm-stand-in", daemon=True
-        )
+        self._listens = Future()
+        self._thread = threading.Thread(target=self._run_in_thread, name=NAME, daemon=True)
         self._thread.start()
-        self._started.wait()
-        if self._error is not None:
-            raise self._error
+        self._listens.result()
         return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stops, and aborts the responses in progress."""
+        self._stop()
+        self._thread.join()
+
+    def _run_in_thread(self) -> None:
+        try:
+            asyncio.run(self.serve())
+        except OSError as error:
+            self._listens.set_exception(error)
 
     @contextmanager
     def refusing(self, fault: LlmFault) -> Iterator[None]:
@@ -112,94 +125,61 @@ class LlmServer:
         finally:
             self.fault = before
 
-    def __exit__(self, *_: object) -> None:
-        """Stops, and aborts the responses in progress."""
-        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop.set)
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run_in_thread(self) -> None:
-        try:
-            asyncio.run(self.serve())
-        except OSError as error:
-            self._error = error
-            self._started.set()
-
     async def serve(self, *, announce: bool = False) -> None:
         """Serves until it is stopped or cancelled; `announce` prints the address. `OSError`."""
+        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._stop = partial(loop.call_soon_threadsafe, stopping.set)
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S
+        )
         with self._cache or nullcontext():
-            await self._serve_until_stopped(announce)
+            try:
+                await runner.setup()
+                await web.TCPSite(runner, HOST, self.port).start()
+                self.port = runner.addresses[0][1]
+                self._listens.set_result(None)
+                if announce:
+                    print(f"{self.model} listens on {self.url}", flush=True)  # noqa: T201
+                await stopping.wait()
+            finally:
+                await runner.cleanup()
 
-    async def _serve_until_stopped(self, announce: bool) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._serve, HOST, self.port)
-        self.port = server.sockets[0].getsockname()[1]
-        self._started.set()
-        if announce:
-            print(f"{self.model} listens on {self.url}", flush=True)  # noqa: T201
-        try:
-            await self._stop.wait()
-        finally:
-            for listener in server.sockets:  # else a closed server leaks what it has just accepted
-                self._loop.remove_reader(listener)
-            for _ in range(4):  # until the last accepted connection is served
-                await asyncio.sleep(0)
-            server.close()
-            while connections := tuple(self._connections):
-                for task in connections:
-                    task.cancel()
-                await asyncio.gather(*connections, return_exceptions=True)
-                await asyncio.sleep(0)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            await serve_connection(reader, writer, self._answer)
-        except asyncio.CancelledError:
-            writer.transport.abort()  # the server stops; no caller awaits this task
-        finally:
-            self._connections.discard(task)
-
-    async def _answer(self, request: HttpRequest, responder: Responder) -> None:
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
         match (request.method, request.path):
             case ("GET", "/health"):
-                await responder.json({"status": "ok", "server": NAME})
+                return json_response({"status": "ok", "server": NAME})
             case ("GET", "/v1/models"):
-                listed = {
-                    "id": self.model,
-                    "object": "model",
-                    "created": 0,
-                    "owned_by": NAME,
-                    "max_model_len": MODEL_TOKENS_MAX,
-                }
-                await responder.json({"object": "list", "data": [listed]})
+                about = {"id": self.model, "object": "model", "created": 0, "owned_by": NAME}
+                listed = about | {"max_model_len": MODEL_TOKENS_MAX}
+                return json_response({"object": "list", "data": [listed]})
             case ("POST", "/v1/chat/completions" | "/v1/completions"):
-                await self._complete(request, responder)
+                self.last = LastRequest(request.path, request.headers, body)
+                return await self._complete(request, decoded(body, ChatRequest))
             case ("POST", "/_faults"):
-                self.fault = _decode(request.body, LlmFault)
-                await responder.json(self.fault)
+                self.fault = decoded(body, LlmFault)
+                return json_response(self.fault)
             case ("POST", "/_broken"):
-                self.broken |= _decode(request.body, dict[str, int])
-                await responder.json(self.broken)
+                self.broken |= decoded(body, dict[str, int])
+                return json_response(self.broken)
             case ("GET", "/_requests"):
-                await responder.json(self.requests)
+                return json_response(self.requests)
             case _:
-                await self.answer_more(request, responder)
+                return self.answer_more(request.method, request.path, body)
 
-    async def answer_more(self, request: HttpRequest, responder: Responder) -> None:
+    def answer_more(self, method: str, path: str, body: bytes) -> web.Response:
         """Answers what is not in OpenAI's API."""
-        match (request.method, request.path):
+        match (method, path):
             case ("GET", "/version"):
-                await responder.json({"version": NAME})
+                return json_response({"version": NAME})
             case ("GET", "/metrics"):
-                await responder.text(self._metrics())
+                return web.Response(text=self._metrics())
             case ("POST", "/tokenize"):
-                await responder.json(self._tokenized(_decode(request.body, TokenizeRequest)))
+                return json_response(self._tokenized(decoded(body, TokenizeRequest)))
             case _:
-                raise RefusedRequest(404, f"{NAME} has no {request.method} {request.path}")
+                raise RefusedRequest(404, f"{NAME} has no {method} {path}")
 
     def check(self, chat: ChatRequest) -> None:
         """Raises `RefusedRequest` for what the server does not take."""
@@ -210,15 +190,15 @@ class LlmServer:
         """Returns what the server writes."""
         return write(prompt_text(chat.messages))
 
-    async def pace(self, responder: Responder, prompt_tokens: int) -> AsyncGenerator[None, None]:
+    async def pace(self, prompt_tokens: int) -> AsyncGenerator[None, None]:
         """Yields when the server has read the prompt, and when each token may be written."""
-        await responder.wait(self._latency_s)
+        await asyncio.sleep(self._latency_s)
         yield
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         while True:
             due_s += self._token_s  # not later for a busy machine
-            await responder.wait(max(0.0, due_s - loop.time()))
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
             yield
 
     def load(self) -> tuple[int, int]:
@@ -239,9 +219,7 @@ class LlmServer:
         ids = encode(text or "")
         return {"tokens": ids, "count": len(ids), "max_model_len": MODEL_TOKENS_MAX}
 
-    async def _complete(self, request: HttpRequest, responder: Responder) -> None:
-        self.last = request
-        chat = _decode(request.body, ChatRequest)
+    async def _complete(self, request: web.Request, chat: ChatRequest) -> web.StreamResponse:
         self.check(chat)
         if chat.prompt is not None:
             chat = msgspec.structs.replace(chat, messages=_messages_of(chat.prompt))
@@ -258,8 +236,8 @@ class LlmServer:
         fault = self._next_fault(said)
         counts.faulted += refusal is not None or fault.mode.isdigit()
         if refusal == "html":
-            await responder.text(f"<html>{NAME} is set to refuse</html>", "text/html")
-            return
+            text = f"<html>{NAME} is set to refuse</html>"
+            return web.Response(text=text, content_type="text/html")
         if refusal is not None:
             raise RefusedRequest(int(refusal), f"{NAME} refuses this prompt")
         if fault.mode.isdigit():
@@ -269,17 +247,20 @@ class LlmServer:
         counts.in_flight += 1
         counts.in_flight_max = max(counts.in_flight_max, counts.in_flight)
         try:
-            end = await self._write(chat, fault, request_id, responder)
+            response = await self._write(chat, fault, request_id, request)
         except (ConnectionError, asyncio.CancelledError):
             counts.disconnected += fault.mode != "reset"
             raise
         finally:
             counts.in_flight -= 1
-        if end is not None:  # counted before the client can see it
+        if fault.mode == "none" or (fault.mode == "odd" and chat.stream):
+            # Counted before the client can see the end.
             counts.completed += 1
             counts.completed_by_id[request_id] += 1
             counts.completed_by_prompt[prompt] += 1
-            await end()
+            if isinstance(response, EventStream):
+                await response.event("[DONE]")
+        return response
 
     def _next_fault(self, prompt: str) -> LlmFault:
         for text, left in self.broken.items():
@@ -294,66 +275,37 @@ class LlmServer:
         return fault
 
     async def _write(
-        self, chat: ChatRequest, fault: LlmFault, request_id: str, responder: Responder
-    ) -> Callable[[], Awaitable[None]] | None:
-        """Writes the answer up to its end, which it returns, or up to the fault."""
+        self, chat: ChatRequest, fault: LlmFault, request_id: str, request: web.Request
+    ) -> web.StreamResponse:
+        """Writes the answer up to its end, or up to the fault."""
         tokens = words(self.text(chat))
         limits = (chat.max_tokens, chat.max_completion_tokens, len(tokens))
         limit = next(each for each in limits if each is not None)
         cut, finish_reason = tokens[:limit], "stop" if len(tokens) <= limit else "length"
         ids = chat.prompt if isinstance(chat.prompt, list) else encode(render(chat.messages))
-        usage = self._usage(ids, len(cut))
-        is_chat = chat.prompt is None
-        kind = "chat.completion" if is_chat else "text_completion"
-        head = {"id": request_id, "created": 0, "model": self.model, "object": kind}
-        chunk = head | {"object": "chat.completion.chunk" if is_chat else kind}
+        cached_tokens = 0 if self._cache is None else self._cache.take(ids)
+        reply = Reply(chat, request_id, usage_of(len(ids), len(cut), cached_tokens))
         odd = ODD_EVENTS if fault.mode == "odd" and chat.stream else ()
         fault = NO_FAULT if odd else fault
-        written = []
-        async with aclosing(self.pace(responder, len(ids))) as pace:
+        stream = EventStream(request)
+        async with aclosing(self.pace(len(ids))) as pace:
             await anext(pace)
             for event in odd:
-                await responder.raw_event(event)
-            for index, token in enumerate(cut):
-                if fault.mode != "none" and index >= fault.after_tokens:
-                    break
+                await stream.event(event)
+            for token in cut[: None if fault.mode == "none" else fault.after_tokens]:
                 await anext(pace)
-                written.append(token)
                 if chat.stream:
-                    choice = _choice("delta" if is_chat else "text", token, None)
-                    await responder.event({**chunk, "choices": [choice]})
+                    await stream.event(reply.piece(token))
         if fault.mode != "none":
             self.requests.faulted += 1
-            await _fail(fault, responder)
-            return None
-        if chat.stream:
-            if not odd:
-                choice = _choice("delta" if is_chat else "text", "", finish_reason)
-                await responder.event({**chunk, "choices": [choice]})
-            if not odd and (chat.stream_options or {}).get("include_usage"):
-                await responder.event({**chunk, "choices": [], "usage": usage})
-            return responder.end_events
-        choice = _choice("message" if is_chat else "text", "".join(written), finish_reason)
-        return partial(responder.json, {**head, "choices": [choice], "usage": usage})
-
-    def _usage(self, ids: Sequence[int], written: int) -> dict[str, Any]:
-        """Returns the counts of tokens of an answer, and caches its prompt."""
-        return {
-            "prompt_tokens": len(ids),
-            "completion_tokens": written,
-            "total_tokens": len(ids) + written,
-            "prompt_tokens_details": {
-                "cached_tokens": 0 if self._cache is None else self._cache.take(ids)
-            },
-        }
-
-
-def _choice(
-    field: Literal["delta", "message", "text"], text: str, finish_reason: str | None
-) -> dict[str, Any]:
-    """Returns a choice with a text in the field of a chat, or in that of a completion."""
-    content: Any = text if field == "text" else {"role": "assistant", "content": text}
-    return {"index": 0, field: content, "finish_reason": finish_reason}
+            await stream.fail(fault)
+        elif not chat.stream:
+            return json_response(reply.whole("".join(cut), finish_reason))
+        elif not odd:
+            await stream.event(reply.piece("", finish_reason))
+            if (chat.stream_options or {}).get("include_usage"):
+                await stream.event(reply.usage_piece())
+        return stream
 
 
 def _messages_of(prompt: list[int] | str) -> list[dict[str, Any]]:
@@ -361,24 +313,6 @@ def _messages_of(prompt: list[int] | str) -> list[dict[str, Any]]:
         return messages_of(prompt if isinstance(prompt, str) else decode(prompt))
     except ValueError as error:
         raise RefusedRequest(400, f"the prompt has no ids of {NAME}: {error}") from error
-
-
-async def _fail(fault: LlmFault, responder: Responder) -> None:
-    match fault.mode:
-        case "hang":
-            await responder.wait(None)
-        case "reset":
-            responder.reset()
-            raise ConnectionResetError("set to disconnect")
-        case _:
-            await responder.raw_event(f"<html>{NAME} writes what is no event</html>")
-
-
-def _decode(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise RefusedRequest(400, f"the body is no {kind.__name__}: {error}") from error
 
 
 def main() -> int:
@@ -395,8 +329,7 @@ def main() -> int:
     add("--model", default=NAME, help=f"name of the model; {NAME} is put before it")
     add("--kv-events", help="where to say what it caches, for llm.kv_events")
     add("--broken", type=msgspec.json.decode, default={}, help="`LlmServer.broken`, in JSON")
-    options = parser.parse_args()
-    given = vars(options)
+    given = vars(parser.parse_args())
     broken = given.pop("broken")
     server = LlmServer(**given)
     server.broken = broken
@@ -406,7 +339,7 @@ def main() -> int:
         return 0
     except OSError as error:
         print(  # noqa: T201 - a program of its own
-            f"cannot listen on {HOST}:{options.port}: {error.strerror}; choose another --port",
+            f"cannot listen on {HOST}:{server.port}: {error.strerror}; choose another --port",
             file=sys.stderr,
         )
         return 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import msgspec
+from aiohttp import web
 
-from carpool.testing.http import HttpRequest, RefusedRequest, Responder
+from carpool.testing.http import RefusedRequest, json_response
 from carpool.testing.llm_api import ChatRequest
 from carpool.testing.llm_server import LlmServer
 from carpool.testing.llm_tokens import encode
@@ -21,14 +22,13 @@ class DialectServer(LlmServer):
         super().__init__()
         self._dialect = dialect
 
-    async def answer_more(self, request: HttpRequest, responder: Responder) -> None:
+    def answer_more(self, method: str, path: str, body: bytes) -> web.Response:
         if self._dialect == "vllm":
-            await super().answer_more(request, responder)
-        elif self._dialect == "llama.cpp" and request.path == "/tokenize":
-            content = msgspec.json.decode(request.body).get("content", "")
-            await responder.json({"tokens": encode(content)})
-        else:
-            raise RefusedRequest(404, f"no {request.path}")
+            return super().answer_more(method, path, body)
+        if self._dialect == "llama.cpp" and path == "/tokenize":
+            content = msgspec.json.decode(body).get("content", "")
+            return json_response({"tokens": encode(content)})
+        raise RefusedRequest(404, f"no {path}")
 
     def check(self, chat: ChatRequest) -> None:
         if message := refusal(self._dialect, chat):

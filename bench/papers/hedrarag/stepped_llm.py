@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from carpool.testing.http import Responder
 from carpool.testing.llm_api import ChatRequest
 from carpool.testing.llm_server import LlmServer
 from carpool.testing.llm_text import prompt_text
@@ -67,7 +66,7 @@ class SteppedLlm(LlmServer):
         """See `LlmServer`."""
         return len(self._running), len(self._waiting)
 
-    async def pace(self, responder: Responder, prompt_tokens: int) -> AsyncGenerator[None, None]:
+    async def pace(self, prompt_tokens: int) -> AsyncGenerator[None, None]:
         """See `LlmServer`."""
         while not self._speed:
             yield
@@ -79,7 +78,6 @@ class SteppedLlm(LlmServer):
             yield
             while True:
                 await one.written.acquire()
-                await responder.wait(0)  # raises if the client has left
                 yield
         finally:
             (self._running if one in self._running else self._waiting).remove(one)
