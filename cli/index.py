@@ -130,7 +130,7 @@ def build(wanted: BuildOptions, as_json: JsonOption = False, *, sources: Config)
     After a kill the same command continues: passages, vectors, clusters and finished segments are
     stored in DIR/.build. Bad lines are counted, listed with their number and skipped.
 
-    Memory: indexer.memory_bytes (1 GiB), about 300 MB, and 20 to 70 bytes for each passage. Disk:
+    Memory: indexer.memory_bytes (1 GiB), about 300 MB, and 20 to 100 bytes for each passage. Disk:
     a build that embeds takes twice the size of the vectors (4 * dimension bytes for each passage)
     until it is complete.
 

@@ -16,7 +16,7 @@ from carpool.disk.extents import SEGMENT_BYTES_MAX
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
 from carpool.embedding.loader import fingerprint_of, load_embedder
 from carpool.errors import ConfigError
-from indexer.corpus import CorpusReader, SeenIds, file_sha256
+from indexer.corpus import CorpusReader, file_sha256
 from indexer.plan.state import (
     SHARD_ROWS,
     BuildIdentity,
@@ -226,7 +226,7 @@ class _Build:
         """Reads the corpus into the document store, unless an earlier run did."""
         documents = state.documents
         if documents is None:
-            documents = self._read_documents(state.identity.corpus)
+            documents = self._read_corpus(state.identity.corpus)
         else:
             self.progress.note(
                 f"continuing an interrupted build: {documents.row_count:,} passages are read "
@@ -242,30 +242,12 @@ class _Build:
             )
         return documents
 
-    def _read_documents(self, corpus: CorpusIdentity) -> DocumentsDone:
-        """Reads the corpus, and reads it again without repeated ids if there are any.
-
-        Repeated ids are known at the end only.
-        """
-        ids = SeenIds()
-        done = self._read_once(corpus, ids=ids)
-        duplicates = ids.repeated()
-        if count := duplicates.count(1):
-            self.progress.note(
-                f"{count:,} lines have the id of an earlier line: reading again, without them"
-            )
-            done = self._read_once(corpus, duplicates=duplicates)
-        return done
-
-    def _read_once(
-        self, corpus: CorpusIdentity, *, ids: SeenIds | None = None, duplicates: bytes = b""
-    ) -> DocumentsDone:
-        """Reads the corpus into a new document store, and the accepted ids into `ids`."""
+    def _read_corpus(self, corpus: CorpusIdentity) -> DocumentsDone:
+        """Reads the corpus into a new document store."""
         reader = CorpusReader(
             self.request.corpus,
             passage_bytes_max=self.config.indexer.passage_bytes_max,
             fields=corpus.fields,
-            duplicates=duplicates,
         )
         self.progress.start("reading (bytes)", reader.size_bytes)
         writer = DocumentWriter(self.workspace.finished, documents_build_id(corpus))
@@ -278,8 +260,6 @@ class _Build:
                     writer.append(found)
                     if shown is not None and len(" ".join(found.text.split())) > shown:
                         reader.notes[LONGER.format(shown)] += 1
-                    if ids is not None:
-                        ids.add(found.doc_id, reader.line_number)
                 else:
                     problem_count += 1
                     reason = _DETAILS.sub("", found.why)

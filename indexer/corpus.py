@@ -8,7 +8,6 @@ import json
 import math
 import unicodedata
 import zlib
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from carpool.disk.documents import Document
 from carpool.errors import ConfigError
@@ -30,6 +27,8 @@ ID_BYTES_MAX = 512
 METADATA_BYTES_MAX = 2_048
 """Metadata of a passage in the index, as JSON. It is in every hit and citation of the passage."""
 CHUNK_BYTES = 1 << 20
+DIGEST_BYTES = 16
+"""Of an id. The chance that any two of a billion ids have the same digest is 1e-21."""
 LINE_BYTES_MAX = 4 << 20
 """Of one line, metadata included: it is in memory whole."""
 _BOM = b"\xef\xbb\xbf"
@@ -52,7 +51,7 @@ class CorpusReader:
 
     `position_bytes` of `size_bytes` of the file have been read. `line_number`, from 1, is the line
     that was yielded last. `notes`: what was made of odd lines, with the count of documents. Memory:
-    one line. Raises `ConfigError` where the file cannot be read to its end.
+    one line, and 100 bytes a document. Raises `ConfigError` where the file ends too early.
     """
 
     def __init__(
@@ -62,17 +61,13 @@ class CorpusReader:
         passage_bytes_max: int,
         line_bytes_max: int = LINE_BYTES_MAX,
         fields: Mapping[str, str] | None = None,
-        duplicates: bytes = b"",
     ) -> None:
-        """`fields`: the names of `id`, `text` or `title` in this corpus, where they are others.
-
-        `duplicates`: the lines that have the id of an earlier line, of `SeenIds.repeated`.
-        """
+        """`fields`: the names of `id`, `text` or `title` in this corpus, where they are others."""
         self._path = path
         self._passage_bytes_max = passage_bytes_max
         self._line_bytes_max = line_bytes_max
         self._names = _NAMES | {field: (name,) for field, name in (fields or {}).items()}
-        self._duplicates = duplicates
+        self._ids: set[int] = set()  # their digests: texts take more memory
         self.notes: Counter[str] = Counter()
         with _reading("corpus", path):
             self.size_bytes = path.stat().st_size
@@ -82,6 +77,7 @@ class CorpusReader:
         """Yields documents and problems in the order of the lines. Blocks."""
         self.line_number = 0
         self.notes.clear()
+        self._ids.clear()
         with _reading("corpus", self._path), self._path.open("rb") as raw:
             try:
                 for line in self._lines(raw):
@@ -136,8 +132,10 @@ class CorpusReader:
         document = Document(str(found.id), found.title or "", found.text, metadata)
         if why := self._unfit(document):
             return why
-        if self._duplicates[self.line_number : self.line_number + 1] == b"\1":
+        id_digest = hashlib.blake2b(document.doc_id.encode(), digest_size=DIGEST_BYTES).digest()
+        if (id_number := int.from_bytes(id_digest)) in self._ids:
             return f"duplicate id {_short(document.doc_id)}"
+        self._ids.add(id_number)
         self.notes.update(notes)
         return document
 
@@ -249,36 +247,3 @@ def _reading(what: str, path: Path) -> Iterator[None]:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")
-
-
-DIGEST_BYTES = 16
-"""Of BLAKE2b: the chance that any two of a billion ids have the same digest is 1e-21."""
-
-
-class SeenIds:
-    """The digest and the line number of each id. A set of the ids would take much more memory."""
-
-    def __init__(self) -> None:
-        self._digests = bytearray()
-        self._lines = array("q")
-
-    def add(self, doc_id: str, line: int) -> None:
-        """Adds a line; lines come in ascending order."""
-        self._digests += hashlib.blake2b(doc_id.encode(), digest_size=DIGEST_BYTES).digest()
-        self._lines.append(line)
-
-    def repeated(self) -> bytes:
-        """Returns a byte for each line number: 1 where an earlier line has the same id.
-
-        Ends after the last such line. Memory: 40 bytes a line more, while they are sorted.
-        """
-        digests = np.frombuffer(self._digests, "<u8").reshape(-1, 2)
-        # Stable: equal digests stay in the order of their lines.
-        order = np.lexsort((digests[:, 1], digests[:, 0]))
-        ordered = digests[order]
-        is_repeated = (ordered[1:] == ordered[:-1]).all(axis=1)
-        numbers: npt.NDArray[np.int64] = np.frombuffer(self._lines, np.int64)
-        lines = numbers[order[1:][is_repeated]]
-        found = np.zeros(int(lines.max(initial=-1)) + 1, dtype=np.uint8)
-        found[lines] = 1
-        return found.tobytes()

@@ -36,8 +36,8 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             ge=4096,
             le=1 << 50,
             description="Memory for vectors while clusters are trained and written. The process "
-            "takes about 300 MB more, and 20 bytes a passage (70 while ids are compared). Too low "
-            "reads the vectors more often, or cannot contain a cluster (an error says so); too "
+            "takes about 300 MB more, and 20 bytes a passage (100 while the corpus is read). Too "
+            "low reads the vectors more often, or cannot contain a cluster (an error says so); too "
             "high exceeds the memory of the machine.",
         ),
     ] = 1 << 30

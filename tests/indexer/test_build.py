@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from carpool.disk.documents import DocumentStore
 from carpool.disk.index import index_files, open_index
@@ -21,7 +19,6 @@ from carpool.embedding import EmbeddingSettings
 from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import ConfigError
 from indexer import build as module
-from indexer.corpus import SeenIds
 from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.stats import index_stats
 from searcher.local import LocalSearcher
@@ -218,21 +215,6 @@ def test_two_builds_in_one_folder_are_one_too_many(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="another build is running"):
             build(corpus, index_dir)
     build(corpus, index_dir)
-
-
-# ---- which lines have the id of an earlier one: found as a set of all ids would find them
-
-
-@given(numbers=st.lists(st.integers(0, 40), max_size=100))
-def test_what_a_set_of_all_ids_finds_is_found(numbers: list[int]) -> None:
-    ids, seen, expected = SeenIds(), set[int](), []
-    for line, number in enumerate(numbers):
-        ids.add(f"id {number}", 3 * line + 1)
-        if number in seen:
-            expected.append(3 * line + 1)
-        seen.add(number)
-    found = ids.repeated()
-    assert [line for line, is_repeated in enumerate(found) if is_repeated] == expected
 
 
 def test_a_build_keeps_the_first_passage_of_an_id_and_lists_the_others_between_other_bad_lines(
