@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -181,15 +181,7 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 
     report = verify_index(index_dir, step_progress())
     if as_json:
-        print_json(
-            {
-                "ok": not report.problems,
-                "problems": report.problems,
-                "clusters": report.cluster_count,
-                "rows": report.row_count,
-                "size_bytes": report.size_bytes,
-            }
-        )
+        print_json({"ok": not report.problems} | asdict(report))
     else:
         print_verdict(index_dir, report)
     if report.problems:

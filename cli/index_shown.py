@@ -20,7 +20,7 @@ PROBLEMS_SHOWN = 50
 def print_verdict(index_dir: Path, report: VerifyReport) -> None:
     console, problems = output(), report.problems
     if not problems:
-        what = f"{report.row_count:,} rows in {report.cluster_count:,} clusters"
+        what = f"{report.rows:,} rows in {report.clusters:,} clusters"
         what = f": {what}; every checksum and count is right"
         console.print(Text("whole", "green") + Text(what, "default"))
         return

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from carpool.arrays import Float32
 from carpool.errors import ConfigError
 from indexer.kmeans import kmeans, nearest
 from indexer.plan.balance import Balance, plan_balance, unevenness
@@ -22,8 +23,6 @@ FIRST_ROWS_PER_CLUSTER, FIRST_ROUNDS = 64, 8
 """Few rows find the places of the centroids, and the sizes of clusters to 12 %."""
 ROWS_PER_CLUSTER, LAST_ROUNDS = 256, 3
 """More rows then make the centroids exact: as good as 20 rounds with all of them."""
-
-Float32 = npt.NDArray[np.float32]
 
 
 class Assignment(NamedTuple):

@@ -8,11 +8,11 @@ from types import ModuleType
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Float32
+
 NEAREST_CHUNK_ROWS = 8192
 CORE_TYPES = (("SkylakeX", {"AVX512_SKX", "X86_V4"}), ("Haswell", {"AVX2", "X86_V3"}))
 """The kernels of OpenBLAS, best first, with NumPy's names of the instructions that they need."""
-
-Float32 = npt.NDArray[np.float32]
 
 
 def _load_faiss() -> ModuleType:

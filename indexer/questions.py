@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32
 from carpool.clock import Clock
 from carpool.disk.manifest import Manifest
 from carpool.embedding import EmbeddingSettings
@@ -24,8 +24,6 @@ from schemas.codec import decode_query
 from schemas.errors import RecordError
 from schemas.query import Query
 from schemas.topics import QUERIES
-
-Float32 = npt.NDArray[np.float32]
 
 _NORM_MIN = 1e-6
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64
 from carpool.codes.codec import CODEC
 from carpool.codes.int4 import CodeScanner
 from carpool.codes.margin import COUNT_MAX, first_count, margin, rows_within
@@ -33,9 +34,6 @@ TOP_K = 10
 RECALL_DEFAULT = 0.95
 """What a query gets that names neither nprobe nor a recall, once the index was measured."""
 SCAN_QUERIES = 64
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

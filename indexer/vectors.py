@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Float32
 from carpool.disk.documents import DocumentStore
 from carpool.disk.files import write_atomically
 from carpool.embedding import Embedder
@@ -31,7 +32,6 @@ CHUNK_ROWS = 8192
 
 _TRAILER = struct.Struct("<I")
 
-Float32 = npt.NDArray[np.float32]
 OnRows = Callable[[int], None]
 
 
@@ -139,16 +139,10 @@ def present_shards(folder: Path, shards: Sequence[Shard], dimension: int) -> fro
 
 
 def _is_whole(path: Path, shard: Shard, dimension: int) -> bool:
-    if (
-        not path.is_file()
-        or path.stat().st_size != (shard.stop - shard.start) * dimension * 4 + _TRAILER.size
-    ):
-        return False
-    content = path.read_bytes()
-    return (
-        _TRAILER.pack(zlib.crc32(memoryview(content)[: -_TRAILER.size]))
-        == content[-_TRAILER.size :]
-    )
+    content = path.read_bytes() if path.is_file() else b""
+    rows, trailer = content[: -_TRAILER.size], content[-_TRAILER.size :]
+    is_complete = len(rows) == (shard.stop - shard.start) * dimension * 4
+    return is_complete and trailer == _TRAILER.pack(zlib.crc32(rows))
 
 
 def embed_shards(

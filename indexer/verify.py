@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +35,9 @@ class VerifyReport:
     """What was read, and one sentence for each problem; none: the index is undamaged."""
 
     problems: tuple[str, ...]
-    cluster_count: int
-    row_count: int
-    size_bytes: int
+    clusters: int = 0
+    rows: int = 0
+    size_bytes: int = 0
 
 
 def verify_index(index_dir: Path, progress: ProgressReport) -> VerifyReport:
@@ -48,129 +48,117 @@ def verify_index(index_dir: Path, progress: ProgressReport) -> VerifyReport:
     try:
         manifest = read_manifest(index_dir)
     except CorruptionError as error:
-        return VerifyReport(problems=(str(error),), cluster_count=0, row_count=0, size_bytes=0)
-    problems: list[str] = []
-    for check in (_check_files, _check_clusters, _check_codes, _check_documents):
-        with _listed(problems, index_dir):
-            check(index_dir, manifest, problems, progress)
+        return VerifyReport(problems=(str(error),))
+    found = _Verification(index_dir, manifest, progress)
+    for check in (found.files, found.clusters, found.codes, found.documents):
+        with found.listed(index_dir):
+            check()
     return VerifyReport(
-        problems=tuple(dict.fromkeys(problems)),
-        cluster_count=manifest.nlist,
-        row_count=manifest.row_count,
+        problems=tuple(dict.fromkeys(found.problems)),
+        clusters=manifest.nlist,
+        rows=manifest.row_count,
         size_bytes=sum(entry.size_bytes for entry in manifest.files.values()),
     )
 
 
-@contextmanager
-def _listed(problems: list[str], path: Path) -> Iterator[None]:
-    """Adds damage that is raised, and that `path` cannot be read, to `problems`."""
-    try:
-        yield
-    except CarpoolError as error:
-        problems.append(str(error))
-    except OSError as error:
-        problems.append(f"{error.filename or path} cannot be read: {error.strerror}")
-    except KeyError as error:
-        problems.append(f"the manifest does not list {error}")
+@dataclass
+class _Verification:
+    """Reads the parts of an index, and lists what is wrong."""
 
+    index_dir: Path
+    manifest: Manifest
+    progress: ProgressReport
+    problems: list[str] = field(default_factory=list)
 
-def _check_files(
-    index_dir: Path, manifest: Manifest, problems: list[str], progress: ProgressReport
-) -> None:
-    """Checks the sizes of all files, and the checksums of the tables."""
-    names = files_of(manifest)
-    progress.start("files", len(names))
-    for name in names:
-        path, entry = index_dir / name, manifest.files.get(name)
-        with _listed(problems, path):
-            if entry is None:
-                problems.append(f"the manifest does not list {name}")
-                continue
-            check_size(path, entry.size_bytes)
-            if (name in TABLES or name.endswith(SUM_SUFFIX)) and file_crc32(path) != entry.crc32:
-                problems.append(f"{path} is damaged: its checksum is not the manifest's")
-        progress.advance(1)
+    @contextmanager
+    def listed(self, path: Path) -> Iterator[None]:
+        """Adds damage that is raised, and that `path` cannot be read, to the problems."""
+        try:
+            yield
+        except CarpoolError as error:
+            self.problems.append(str(error))
+        except OSError as error:
+            self.problems.append(f"{error.filename or path} cannot be read: {error.strerror}")
+        except KeyError as error:
+            self.problems.append(f"the manifest does not list {error.args[0]}")
 
+    def files(self) -> None:
+        """Checks the sizes of all files, and the checksums of the tables."""
+        names = files_of(self.manifest)
+        self.progress.start("files", len(names))
+        for name in names:
+            path = self.index_dir / name
+            with self.listed(path):
+                entry = self.manifest.files[name]
+                check_size(path, entry.size_bytes)
+                has_sum = name in TABLES or name.endswith(SUM_SUFFIX)
+                if has_sum and file_crc32(path) != entry.crc32:
+                    self.problems.append(f"{path} is damaged: its checksum is not the manifest's")
+            self.progress.advance(1)
 
-def _check_clusters(
-    index_dir: Path, manifest: Manifest, problems: list[str], progress: ProgressReport
-) -> None:
-    with _listed(problems, index_dir / CENTROIDS_NAME):
-        centroids = read_centroids(index_dir, manifest)
-        if centroids_fingerprint(centroids) != manifest.centroids_fingerprint:
-            problems.append("the centroids' fingerprint is not the manifest's")
-    extents = read_extents(index_dir, manifest)
-    # The rows of a cluster have no numbers of their own: the array of documents counts them.
-    places = read_document_rows(index_dir, manifest, extents)
-    seen = np.zeros(manifest.row_count, dtype=np.uint8)
-    np.add.at(seen, places[places != NO_ROW], 1)
-    before = len(problems)
-    progress.start("clusters", len(extents))
-    for segment in range(manifest.segment_count):
-        with _listed(problems, index_dir / segment_name(segment)):
-            _check_segment(index_dir, manifest, extents, segment, problems, progress)
-    if len(problems) == before and not (seen == 1).all():
-        row = int(np.flatnonzero(seen != 1)[0])
-        found = "more than one" if seen[row] else "none"
-        problems.append(
-            f"{int((seen != 1).sum())} of {len(seen)} rows are not in exactly one cluster: row "
-            f"{row} is in {found}"
-        )
+    def clusters(self) -> None:
+        """Reads every cluster, and checks that each row is in exactly one."""
+        manifest, before = self.manifest, len(self.problems)
+        with self.listed(self.index_dir / CENTROIDS_NAME):
+            centroids = read_centroids(self.index_dir, manifest)
+            if centroids_fingerprint(centroids) != manifest.centroids_fingerprint:
+                self.problems.append("the centroids' fingerprint is not the manifest's")
+        extents = read_extents(self.index_dir, manifest)
+        # The rows of a cluster have no numbers of their own: the array of documents counts them.
+        places = read_document_rows(self.index_dir, manifest, extents)
+        seen = np.zeros(manifest.row_count, dtype=np.uint8)
+        np.add.at(seen, places[places != NO_ROW], 1)
+        self.progress.start("clusters", len(extents))
+        for segment in range(manifest.segment_count):
+            with self.listed(self.index_dir / segment_name(segment)):
+                self._segment(extents, segment)
+        if len(self.problems) == before and not (seen == 1).all():
+            row = int(np.flatnonzero(seen != 1)[0])
+            found = "more than one" if seen[row] else "none"
+            self.problems.append(
+                f"{int((seen != 1).sum())} of {len(seen)} rows are not in exactly one cluster: row "
+                f"{row} is in {found}"
+            )
 
-
-def _check_segment(
-    index_dir: Path,
-    manifest: Manifest,
-    extents: tuple[ClusterExtent, ...],
-    segment: int,
-    problems: list[str],
-    progress: ProgressReport,
-) -> None:
-    """Reads a segment: its header and every page of every cluster."""
-    path, layout = index_dir / segment_name(segment), manifest.layout()
-    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-        with _listed(problems, path):
-            check_header(path, layout, extents, build_id=manifest.build_id, segment=segment)
-        for extent in (each for each in extents if each.segment == segment):
-            with _listed(problems, path):
-                sums = CheckedFile.open(path, manifest.build_id, manifest.files)
-                pages = read_cluster(
-                    file.fileno(), extent, layout=layout, path=str(path), sums=sums
-                )
-                norms = np.linalg.norm(dense(pages).vectors, axis=1)
-                if not (np.abs(norms - 1) <= NORM_TOLERANCE).all():
-                    problems.append(
-                        f"cluster {extent.cluster} contains a vector that is not normalised"
+    def _segment(self, extents: tuple[ClusterExtent, ...], segment: int) -> None:
+        """Reads a segment: its header and every page of every cluster."""
+        manifest, layout = self.manifest, self.manifest.layout()
+        path = self.index_dir / segment_name(segment)
+        with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+            with self.listed(path):
+                check_header(path, layout, extents, build_id=manifest.build_id, segment=segment)
+            for extent in (each for each in extents if each.segment == segment):
+                with self.listed(path):
+                    sums = CheckedFile.open(path, manifest.build_id, manifest.files)
+                    pages = read_cluster(
+                        file.fileno(), extent, layout=layout, path=str(path), sums=sums
                     )
-            progress.advance(1)
+                    norms = np.linalg.norm(dense(pages).vectors, axis=1)
+                    if not (np.abs(norms - 1) <= NORM_TOLERANCE).all():
+                        self.problems.append(
+                            f"cluster {extent.cluster} contains a vector that is not normalised"
+                        )
+                self.progress.advance(1)
 
+    def codes(self) -> None:
+        """Reads every page of the codes."""
+        manifest, segments = self.manifest, range(self.manifest.segment_count)
+        names = [codes_name(one.codec, segment) for one in manifest.codes for segment in segments]
+        self.progress.start("codes", len(names))
+        for path in map(self.index_dir.joinpath, names):
+            with self.listed(path):
+                file = CheckedFile.open(path, manifest.build_id, manifest.files)
+                for page in range(0, file.page_count, CODE_CHUNK_PAGES):
+                    count = min(CODE_CHUNK_PAGES, file.page_count - page)
+                    file.read(page * PAGE_BYTES, count * PAGE_BYTES)
+            self.progress.advance(1)
 
-def _check_codes(
-    index_dir: Path, manifest: Manifest, problems: list[str], progress: ProgressReport
-) -> None:
-    """Reads every page of the codes."""
-    names = [
-        codes_name(one.codec, segment)
-        for one in manifest.codes
-        for segment in range(manifest.segment_count)
-    ]
-    progress.start("codes", len(names))
-    for name in names:
-        with _listed(problems, index_dir / name):
-            file = CheckedFile.open(index_dir / name, manifest.build_id, manifest.files)
-            for page in range(0, file.page_count, CODE_CHUNK_PAGES):
-                count = min(CODE_CHUNK_PAGES, file.page_count - page)
-                file.read(page * PAGE_BYTES, count * PAGE_BYTES)
-        progress.advance(1)
-
-
-def _check_documents(
-    index_dir: Path, manifest: Manifest, problems: list[str], progress: ProgressReport
-) -> None:
-    progress.start("documents", manifest.row_count)
-    with DocumentStore.open(index_dir, manifest) as store:
-        check_no_hole(store.offsets_descriptor, index_dir / OFFSETS_NAME)
-        for number in range(manifest.row_count):
-            with _listed(problems, index_dir / DOCUMENTS_NAME):
-                store.document(number)
-            progress.advance(1)
+    def documents(self) -> None:
+        """Reads every document."""
+        self.progress.start("documents", self.manifest.row_count)
+        with DocumentStore.open(self.index_dir, self.manifest) as store:
+            check_no_hole(store.offsets_descriptor, self.index_dir / OFFSETS_NAME)
+            for number in range(self.manifest.row_count):
+                with self.listed(self.index_dir / DOCUMENTS_NAME):
+                    store.document(number)
+                self.progress.advance(1)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Float32
 from carpool.clock import Clock
 from carpool.codes.codec import CodeLayout
 from carpool.codes.int4 import Encoder, code_layout
@@ -38,8 +39,6 @@ from indexer.vectors import Vectors, bytes_of
 from indexer.workspace import Workspace
 
 ROTATION_SEED = 0
-
-Float32 = npt.NDArray[np.float32]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

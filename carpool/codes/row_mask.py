@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Bool
+
 RowMask = npt.NDArray[np.uint8]
-Bool = npt.NDArray[np.bool_]
 
 READ_BYTES = 4
 """The kernel reads so many bytes at once, so a mask has them beyond its last row."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from carpool.arrays import Int64
+
 WHOLE_ROWS_MAX = 50_000
 """Up to so many rows, all vectors are in one cluster and are searched exactly."""
 FLAT_ROWS_MAX = 500_000
@@ -45,8 +47,6 @@ def default_nprobe(row_count: int, nlist: int) -> int:
         return nlist
     return max(1, min(nlist, round(NPROBE_FACTOR * math.sqrt(nlist))))
 
-
-Int64 = npt.NDArray[np.int64]
 
 TARGETS = (0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
 """Shares of the true results that rows of the table promise."""

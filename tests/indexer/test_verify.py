@@ -37,7 +37,7 @@ def problems_of(index_dir: Path) -> tuple[str, ...]:
 
 def test_a_missing_short_or_long_file_is_found_and_the_others_are_read(index_dir: Path) -> None:
     report = verify_index(index_dir, SilentProgress())
-    assert (report.problems, report.cluster_count, report.row_count) == ((), 10, 120)
+    assert (report.problems, report.clusters, report.rows) == ((), 10, 120)
     assert report.size_bytes == sum((index_dir / name).stat().st_size for name in NAMES)
     for name in NAMES:
         content = (index_dir / name).read_bytes()
