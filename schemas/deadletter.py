@@ -6,6 +6,7 @@ say why.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from schemas.headers import ERROR_PREFIX
@@ -25,34 +26,34 @@ class DeadLetterMark(Record, frozen=True, kw_only=True):
     marked_us: NonNegative
 
 
-def dead_letter_headers(
-    original: Headers,
-    *,
-    source: Source,
-    group: str,
-    stage: str,
-    attempts: int,
-    class_name: str,
-    message: str,
-) -> Headers:
-    """Returns the original headers, then the `rag.errors.*`, with texts cut at 4 KiB."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """Which service rejected a record, and why.
+
+    `class_name` ends in the reason, after its last dot: `RecordError.not_json`.
+    """
+
+    group: str
+    stage: str
+    attempts: int
+    class_name: str
+    message: str
+
+
+def dead_letter_headers(source: Source, reason: Reason) -> Headers:
+    """Returns the `rag.errors.*` of a record that was read at `source`, with texts cut at 4 KiB."""
     added = {
         "topic": source.topic,
         "partition": str(source.partition),
         "offset": str(source.offset),
         "timestamp": str(source.timestamp_ms),
-        "group": group,
-        "stage": stage,
-        "attempts": str(attempts),
-        "exception.class.name": class_name,
-        "exception.message": message,
+        "group": reason.group,
+        "stage": reason.stage,
+        "attempts": str(reason.attempts),
+        "exception.class.name": reason.class_name,
+        "exception.message": reason.message,
     }
-    return original + tuple((ERROR_PREFIX + name, _cut(text)) for name, text in added.items())
-
-
-def is_error_header(name: str) -> bool:
-    """Returns whether a header says why a record is a dead letter."""
-    return name.startswith(ERROR_PREFIX)
+    return tuple((ERROR_PREFIX + name, _cut(text)) for name, text in added.items())
 
 
 def split_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
@@ -65,7 +66,7 @@ def split_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
         (at for at, (name, _) in enumerate(headers) if name == ERROR_PREFIX + "topic"),
         default=len(headers),
     )
-    original = tuple(header for header in headers[:begin] if not is_error_header(header[0]))
+    original = tuple(header for header in headers[:begin] if not header[0].startswith(ERROR_PREFIX))
     ours = {
         name.removeprefix(ERROR_PREFIX): (value or b"").decode(errors="replace")
         for name, value in headers[begin:]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from carpool.kafka.records import Message, Output
 from carpool.kafka.sizes import record_bytes
 from schemas.deadletter import DeadLetterMark, dead_letter_headers, split_headers
+from schemas.deadletter import Reason as Reason
 from schemas.headers import (
     DEADLINE_HEADER,
     ERROR_PREFIX,
@@ -39,20 +40,6 @@ NOT_REPLAYED = (*RETRY_HEADERS, *IGNORED_NAMES.values(), REPLAYED_FROM_HEADER)
 """Headers that a replayed record does not have: its attempts begin again."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reason:
-    """Which service rejected a record, and why.
-
-    `class_name` ends in the reason, after its last dot: `RecordError.not_json`.
-    """
-
-    group: str
-    stage: str
-    attempts: int
-    class_name: str
-    message: str
-
-
 def make_letter(
     *,
     source: Source,
@@ -71,15 +58,7 @@ def make_letter(
     is_retry = source.topic in RETRY_TOPICS
     read_from = in_class_of(source.topic, QUERIES).name if is_retry else source.topic
     topic = read_from + DEAD_LETTER_SUFFIX
-    ours = dead_letter_headers(
-        (),
-        source=source,
-        group=reason.group,
-        stage=reason.stage,
-        attempts=reason.attempts,
-        class_name=reason.class_name,
-        message=reason.message,
-    )
+    ours = dead_letter_headers(source, reason)
     limit = next(
         (each.max_message_bytes for each in TOPICS if each.name == topic),
         QUERIES_DEAD.max_message_bytes,

@@ -91,9 +91,17 @@ def acls_of(role: Role, settings: KafkaSettings) -> tuple[Acl, ...]:
         *_topics(settings, DELETES.get(role, ()), "DELETE"),
     ]
     if role in SERVICES:
-        found += _service(settings, settings.group_of(role))
+        group = settings.group_of(role)
+        found.append(Acl("GROUP", group, "LITERAL", "READ"))
+        found.append(Acl("TRANSACTIONAL_ID", f"{group}-", "PREFIXED", "WRITE"))
     elif role == "operator":
-        found += _operator(settings)
+        found += _topics(settings, TOPICS, "CREATE")
+        found.append(Acl("GROUP", settings.group_of(""), "PREFIXED", "READ"))
+        found.append(Acl("TRANSACTIONAL_ID", settings.group_of("dlq"), "LITERAL", "WRITE"))
+    if role != "application":  # what the checks at start ask
+        found += _topics(settings, TOPICS, "DESCRIBE")
+        found += _topics(settings, TOPICS, "DESCRIBE_CONFIGS")
+        found.append(Acl("CLUSTER", CLUSTER_NAME, "LITERAL", "DESCRIBE_CONFIGS"))
     return tuple(dict.fromkeys(found))
 
 
@@ -124,23 +132,3 @@ def _topics(
 ) -> Iterator[Acl]:
     for topic in topics:
         yield Acl("TOPIC", settings.broker_topic(topic.name), "LITERAL", operation)
-
-
-def _service(settings: KafkaSettings, group: str) -> Iterator[Acl]:
-    """The group, the transactional ids of its members, and what the checks at start ask."""
-    yield Acl("GROUP", group, "LITERAL", "READ")
-    yield Acl("TRANSACTIONAL_ID", f"{group}-", "PREFIXED", "WRITE")
-    yield from _checks(settings)
-
-
-def _checks(settings: KafkaSettings) -> Iterator[Acl]:
-    yield from _topics(settings, TOPICS, "DESCRIBE")
-    yield from _topics(settings, TOPICS, "DESCRIBE_CONFIGS")
-    yield Acl("CLUSTER", CLUSTER_NAME, "LITERAL", "DESCRIBE_CONFIGS")
-
-
-def _operator(settings: KafkaSettings) -> Iterator[Acl]:
-    yield from _topics(settings, TOPICS, "CREATE")
-    yield from _checks(settings)
-    yield Acl("GROUP", settings.group_of(""), "PREFIXED", "READ")
-    yield Acl("TRANSACTIONAL_ID", settings.group_of("dlq"), "LITERAL", "WRITE")

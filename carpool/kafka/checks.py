@@ -153,9 +153,9 @@ def judge(
             is_warning = topic.best_effort and topic.name not in facts.hidden_topics
             (warnings if is_warning else problems).append(_absence(topic, facts))
             continue
-        if topic.name in lanes:  # records of a missing lane would be refused
-            is_problem = found.partitions < settings.lanes
-            (problems if is_problem else warnings).extend(_lane_count(topic, found, settings))
+        if topic.name in lanes and found.partitions != settings.lanes:
+            is_problem = found.partitions < settings.lanes  # records of a missing lane are refused
+            (problems if is_problem else warnings).append(_lane_count(topic, found, settings))
         problems += _topic_problems(topic, found, facts)
         warnings += _topic_warnings(topic, found, facts)
     warnings += _fewer_partitions(settings, used, facts)
@@ -168,18 +168,6 @@ def judge(
         problems=tuple(problems),
         warnings=tuple(warnings),
     )
-
-
-def _cluster_problems(
-    facts: BrokerFacts, delivery: DeliveryName, has_transactions: bool
-) -> Iterator[str]:
-    """What is wrong whatever the topics are."""
-    if delivery == "exactly_once" and not has_transactions:
-        yield (
-            "kafka.delivery is exactly_once, but these brokers have no transactions (the embedded "
-            "broker has none): use Apache Kafka, or set kafka.delivery to auto or at_least_once"
-        )
-    yield from _internal_log_problems(facts, delivery)
 
 
 def _absence(topic: Topic, facts: BrokerFacts) -> str:
@@ -207,8 +195,15 @@ def have_transactions(config: Mapping[str, str] | None) -> bool:
     return config is None or "transaction.state.log.min.isr" in config
 
 
-def _internal_log_problems(facts: BrokerFacts, delivery: DeliveryName) -> Iterator[str]:
+def _cluster_problems(
+    facts: BrokerFacts, delivery: DeliveryName, has_transactions: bool
+) -> Iterator[str]:
     """Internal topics are created at first use, which fails with fewer brokers than copies."""
+    if delivery == "exactly_once" and not has_transactions:
+        yield (
+            "kafka.delivery is exactly_once, but these brokers have no transactions (the embedded "
+            "broker has none): use Apache Kafka, or set kafka.delivery to auto or at_least_once"
+        )
     for name, prefix in INTERNAL_LOGS.items():
         copies = _number(facts.config or {}, f"{prefix}.replication.factor")
         is_needed = delivery == "exactly_once" or name == "__consumer_offsets"
@@ -290,14 +285,13 @@ def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iter
         )
 
 
-def _lane_count(topic: Topic, found: TopicFacts, settings: KafkaSettings) -> Iterator[str]:
-    if found.partitions != settings.lanes:
-        yield (
-            f"topic {topic.name} has {found.partitions} partitions, and kafka.lanes is "
-            f"{settings.lanes}: set kafka.lanes to {found.partitions} in all services; or stop "
-            "them while no record waits in the topics of groups and scans, delete these, and run "
-            "`carpool topics create`"
-        )
+def _lane_count(topic: Topic, found: TopicFacts, settings: KafkaSettings) -> str:
+    return (
+        f"topic {topic.name} has {found.partitions} partitions, and kafka.lanes is "
+        f"{settings.lanes}: set kafka.lanes to {found.partitions} in all services; or stop "
+        "them while no record waits in the topics of groups and scans, delete these, and run "
+        "`carpool topics create`"
+    )
 
 
 def _fewer_partitions(

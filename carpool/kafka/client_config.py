@@ -32,19 +32,28 @@ FETCH_BACKOFF_MS = 5
 
 The queue counts the records of all partitions, so records of one class would delay the other class.
 """
-FETCH_BOUNDS = {
-    "fetch.max.bytes": 2 * MESSAGE_BYTES_MAX,
-    "receive.message.max.bytes": 4 * MESSAGE_BYTES_MAX,
-}
-"""Bytes of one fetch response: with one record of the largest size more than `fetch.max.bytes`.
-
-librdkafka refuses to unpack a zstd batch to more than `receive.message.max.bytes`, whose default is
-100 MB. It unpacks gzip, lz4 and snappy to any size.
-"""
 METADATA_REFRESH_MS = 30_000
 """Maximum age of topic metadata; librdkafka's default is five minutes.
 
 A broker that is starting may return too few partitions, which clients use until the next refresh.
+"""
+READING = {
+    "fetch.max.bytes": 2 * MESSAGE_BYTES_MAX,
+    "receive.message.max.bytes": 4 * MESSAGE_BYTES_MAX,
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "fetch.wait.max.ms": FETCH_WAIT_MS,
+    "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
+    "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
+    "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
+}
+"""Of every consumer. A response with a record of the largest size exceeds `fetch.max.bytes`.
+
+librdkafka refuses to unpack a zstd batch to more than `receive.message.max.bytes`, whose default is
+100 MB. It unpacks gzip, lz4 and snappy to any size.
 """
 
 
@@ -123,23 +132,14 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
     session_ms = int(given.get("session.timeout.ms", SESSION_TIMEOUT_MS))
     return (
         client_config(settings)
-        | FETCH_BOUNDS
+        | READING
         | {
             "group.id": group,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "error",
-            "isolation.level": "read_committed",
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": session_ms,
             "heartbeat.interval.ms": max(300, session_ms // 6),
-            "fetch.wait.max.ms": FETCH_WAIT_MS,
             "fetch.message.max.bytes": FETCH_PARTITION_BYTES,
-            "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
             "queued.min.messages": FETCHED_AHEAD_RECORDS,
-            "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
-            "enable.partition.eof": True,
-            "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
             **given,
         }
     )
@@ -148,22 +148,6 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
 def reader_config(settings: KafkaSettings, name: str) -> dict[str, Any]:
     """Returns the configuration of a consumer that joins no group, and reads what is committed.
 
-    `name`: for the brokers' logs.
+    `name`: for the brokers' logs. librdkafka needs a group. It logs nothing: failures are raised.
     """
-    return (
-        client_config(settings)
-        | FETCH_BOUNDS
-        | {
-            "group.id": settings.group_of(name),  # required by librdkafka; never joined
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "error",
-            "fetch.wait.max.ms": FETCH_WAIT_MS,
-            "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
-            "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
-            "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
-            "log_level": 0,  # failures are raised
-        }
-    )
+    return client_config(settings) | READING | {"group.id": settings.group_of(name), "log_level": 0}

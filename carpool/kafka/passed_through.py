@@ -9,52 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_PROMISE = "the delivery guarantee depends on it"
-_MEMBER = "it identifies the member of the group"
-_ORDER = "each query is answered in the partition that Carpool chose for its key"
 _TYPED = "it has a setting of its own: [kafka] "
-
+_REASONS = {
+    "the delivery guarantee depends on it": "acks request.required.acks delivery.timeout.ms "
+    "message.timeout.ms message.send.max.retries retries enable.auto.commit auto.commit.enable "
+    "enable.auto.offset.store enable.gapless.guarantee enable.idempotence isolation.level "
+    "max.in.flight max.in.flight.requests.per.connection transaction.timeout.ms",
+    "it identifies the member of the group": "client.id group.instance.id transactional.id",
+    "members of a group must assign in the same way": "group.protocol.type group.remote.assignor "
+    "partition.assignment.strategy",
+    "`carpool topics create` makes the topics": "allow.auto.create.topics",
+    "a lost position must stop the service, not skip or repeat records": "auto.offset.reset",
+    "the loop waits for every delivery report": "delivery.report.only.error",
+    "lag and readiness are computed from it": "enable.partition.eof",
+    "it follows from the largest record of the topics": "fetch.max.bytes message.max.bytes",
+    "it limits what one compressed record may unpack to": "receive.message.max.bytes",
+    "it follows from session.timeout.ms": "heartbeat.interval.ms",
+    "each query is answered in the partition that Carpool chose for its key": "partitioner",
+    "a transaction waits that long for the markers of the one before it": "retry.backoff.ms",
+    "records would stay in the process": "test.mock.num.brokers",
+    _TYPED + "bootstrap": "bootstrap.servers metadata.broker.list",
+    _TYPED + "prefix": "group.id",
+    _TYPED + "sasl_mechanism": "sasl.mechanism sasl.mechanisms",
+    _TYPED + "sasl_username": "sasl.username",
+    _TYPED + "security_protocol": "security.protocol",
+    _TYPED + "ssl_ca_location": "ssl.ca.location",
+}
 DENIED: Mapping[str, str] = {
-    "acks": _PROMISE,
-    "request.required.acks": _PROMISE,
-    "allow.auto.create.topics": "`carpool topics create` makes the topics",
-    "auto.offset.reset": "a lost position must stop the service, not skip or repeat records",
-    "bootstrap.servers": _TYPED + "bootstrap",
-    "metadata.broker.list": _TYPED + "bootstrap",
-    "client.id": _MEMBER,
-    "delivery.report.only.error": "the loop waits for every delivery report",
-    "delivery.timeout.ms": _PROMISE,
-    "message.timeout.ms": _PROMISE,
-    "message.send.max.retries": _PROMISE,
-    "retries": _PROMISE,
-    "enable.auto.commit": _PROMISE,
-    "auto.commit.enable": _PROMISE,
-    "enable.auto.offset.store": _PROMISE,
-    "enable.gapless.guarantee": _PROMISE,
-    "enable.idempotence": _PROMISE,
-    "enable.partition.eof": "lag and readiness are computed from it",
-    "fetch.max.bytes": "it follows from the largest record of the topics",
-    "receive.message.max.bytes": "it limits what one compressed record may unpack to",
-    "group.id": _TYPED + "prefix",
-    "group.instance.id": _MEMBER,
-    "group.protocol.type": "members of a group must assign in the same way",
-    "group.remote.assignor": "members of a group must assign in the same way",
-    "heartbeat.interval.ms": "it follows from session.timeout.ms",
-    "isolation.level": _PROMISE,
-    "max.in.flight": _PROMISE,
-    "max.in.flight.requests.per.connection": _PROMISE,
-    "message.max.bytes": "it follows from the largest record of the topics",
-    "partition.assignment.strategy": "members of a group must assign in the same way",
-    "partitioner": _ORDER,
-    "retry.backoff.ms": "a transaction waits that long for the markers of the one before it",
-    "sasl.mechanism": _TYPED + "sasl_mechanism",
-    "sasl.mechanisms": _TYPED + "sasl_mechanism",
-    "sasl.username": _TYPED + "sasl_username",
-    "security.protocol": _TYPED + "security_protocol",
-    "ssl.ca.location": _TYPED + "ssl_ca_location",
-    "test.mock.num.brokers": "records would stay in the process",
-    "transaction.timeout.ms": _PROMISE,
-    "transactional.id": _MEMBER,
+    name: reason for reason, names in _REASONS.items() for name in names.split()
 }
 """Settings that are refused, with the reason."""
 

@@ -50,17 +50,6 @@ class _Request(NamedTuple):
     is_read: bool  # else it is forgotten
 
 
-class _Span(NamedTuple):
-    start: int
-    end: int
-
-
-class _Fetch(NamedTuple):
-    request_id: int
-    partition: int
-    offset: int
-
-
 class TopicTable:
     """Owns a `TopicLog`. `read`, `forget`, `fetch`, `share` and `trouble` are thread-safe.
 
@@ -89,8 +78,8 @@ class TopicTable:
         self._offsets_max = 2 * rows_max
         self._requested: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._to_begin: dict[int, None] = {}
-        self._fetches: deque[_Fetch] = deque()
-        self._spans: dict[int, _Span] = {}
+        self._fetches: deque[tuple[int, int, int]] = deque()  # id, partition, offset
+        self._spans: dict[int, tuple[int, int]] = {}  # start and end of what was asked for
         self._followed: set[int] = set()
         self._left_at: dict[int, int] = {}  # positions of forgotten partitions
         self._is_open = False
@@ -125,7 +114,7 @@ class TopicTable:
 
     def fetch(self, request_id: int, partition: int, offset: int) -> None:
         """Fetches one record for `row_fetched`."""
-        self._fetches.append(_Fetch(request_id, partition, offset))
+        self._fetches.append((request_id, partition, offset))
         self._wake.set()
 
     def close(self) -> None:
@@ -215,7 +204,7 @@ class TopicTable:
             )
             self._log.begin(partition, start)
             self._followed.add(partition)
-        self._spans[partition] = _Span(start, end)
+        self._spans[partition] = start, end
         del self._to_begin[partition]
 
     def _first_in_horizon(self, partition: int, end: int) -> int:
@@ -235,21 +224,21 @@ class TopicTable:
         if messages:
             self._listener.rows_read(messages)
         self._count()
-        for partition, span in tuple(self._spans.items()):
+        for partition, (_, end) in tuple(self._spans.items()):
             # The embedded broker may report an end before the last record that it sends.
-            if self._log.position(partition) >= span.end and len(messages) < BATCH:
+            if self._log.position(partition) >= end and len(messages) < BATCH:
                 del self._spans[partition]
                 self._listener.partition_read(partition)
 
     def _count(self) -> None:
         spans = self._spans.items()
-        total = sum(span.end - span.start for _, span in spans)
-        read = sum(self._log.position(partition) - span.start for partition, span in spans)
+        total = sum(end - start for _, (start, end) in spans)
+        read = sum(self._log.position(partition) - start for partition, (start, _) in spans)
         self.share = min(1.0, read / total) if total else 0.0
 
     def _fetch(self) -> None:
         while self._fetches:
-            wanted = self._fetches[0]
-            message = self._log.fetch(wanted.partition, wanted.offset)
+            request_id, partition, offset = self._fetches[0]
+            message = self._log.fetch(partition, offset)
             self._fetches.popleft()
-            self._listener.row_fetched(wanted.request_id, wanted.offset, message)
+            self._listener.row_fetched(request_id, offset, message)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError
 
@@ -32,26 +31,19 @@ POLL_S = 0.05
 READABLE = frozenset({KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET})
 
 
-@dataclass(slots=True)
-class _FailingBatch:
-    offset: int
-    since_us: int
-    failures: int = 0
-
-
 class UnreadableBatches:
     """Counts the failures of the batch at the front of each partition. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._failing: dict[TopicPartition, _FailingBatch] = {}
+        self._failing: dict[TopicPartition, tuple[int, int, int]] = {}  # offset, since, failures
 
     def failed(self, at: TopicPartition, offset: int, now_us: int) -> bool:
         """Notes a failure of the batch that begins at `offset`; returns whether to pass it over."""
-        failing = self._failing.get(at)
-        if failing is None or failing.offset != offset:
-            failing = self._failing[at] = _FailingBatch(offset, now_us)
-        failing.failures += 1
-        return failing.failures >= FAILURES_MIN and now_us - failing.since_us >= FAILING_US_MIN
+        known, since_us, failures = self._failing.get(at, (offset, now_us, 0))
+        if known != offset:
+            since_us, failures = now_us, 0
+        self._failing[at] = offset, since_us, failures + 1
+        return failures + 1 >= FAILURES_MIN and now_us - since_us >= FAILING_US_MIN
 
 
 def end_of_batch(first: int, log_end: int, is_inside: Callable[[int], bool]) -> int:

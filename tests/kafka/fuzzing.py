@@ -12,7 +12,7 @@ from typing import Any
 from schemas.answer import AnswerError, Citation, PartialAnswer, Retrieved, Usage
 from schemas.cancel import Cancel
 from schemas.codec import encode
-from schemas.deadletter import DeadLetterMark, dead_letter_headers
+from schemas.deadletter import DeadLetterMark, Reason, dead_letter_headers
 from schemas.group import HorizonEntry, NextGroup
 from schemas.query import Generation
 from schemas.record import ClusterId, Headers, Record, Source
@@ -99,15 +99,9 @@ def real_records() -> dict[str, list[Raw]]:
         timings_ms={"total": 3.5},
         error=AnswerError(type="index_damaged", message="m", retryable=True, stage="searcher"),
     )
-    letter = dead_letter_headers(
-        passed,
-        source=HERE,
-        group="g",
-        stage="grouper",
-        attempts=1,
-        class_name="RecordError.not_json",
-        message="no",
-    )
+    why = "RecordError.not_json"
+    reason = Reason(group="g", stage="grouper", attempts=1, class_name=why, message="no")
+    letter = passed + dead_letter_headers(HERE, reason)
 
     def raw(record: Record) -> Raw:
         return Raw(*encode(record, event_id="q-1", source="s", time_us=NOW_US, passed_on=passed))

@@ -1,19 +1,19 @@
-"""Reads and writes the committed offsets of a consumer group, for clients that are not members."""
+"""Reads and writes the committed offsets of a consumer group."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 
-from carpool.errors import ConfigError, RetryableError
+from carpool.errors import ConfigError, FencedError, RetryableError
 from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import Position
 from carpool.kafka.cluster import told
 from carpool.kafka.commit_metadata import in_topic
-from carpool.kafka.librdkafka.convert import KINDS, raw_offsets
+from carpool.kafka.librdkafka.convert import KINDS, raw_offsets, sort_error
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -61,14 +61,23 @@ def committed_so_far(
         consumer.close()
 
 
-HAS_MEMBERS = frozenset(
-    {
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.STALE_MEMBER_EPOCH,
-    }
-)
+def commit_now(
+    settings: KafkaSettings,
+    group: str,
+    consumer: Consumer,
+    offsets: Mapping[TopicPartition, Position],
+) -> None:
+    """Commits and blocks. Raises `RetryableError`, or `FencedError` for one that is no member."""
+    raw = raw_offsets(settings, offsets)
+    topics = ", ".join(sorted({each.topic for each in raw}))
+    needed = f"Read on group {group} and on {topics}"
+    try:
+        results = consumer.commit(offsets=raw, asynchronous=False)
+    except KafkaException as error:
+        raise sort_error(error.args[0], needed) from error
+    for result in results or ():
+        if result.error is not None:
+            raise sort_error(result.error, needed)
 
 
 class GroupOffsets:
@@ -99,19 +108,11 @@ class GroupOffsets:
             | {"group.id": self._group, "enable.auto.commit": False, "log_level": 0}
         )
         try:
-            results = consumer.commit(
-                offsets=raw_offsets(self._settings, {at: position}), asynchronous=False
-            )
-            failed = next((each.error for each in results or () if each.error is not None), None)
-        except KafkaException as error:
-            failed = error.args[0]
-        finally:
-            consumer.close()
-        if failed is None:
-            return
-        if failed.code() in HAS_MEMBERS:
+            commit_now(self._settings, self._group, consumer, {at: position})
+        except FencedError as error:
             raise ConfigError(
                 f"the group {self._group} has members: stop the service, and call this again when "
                 "their sessions have ended"
-            )
-        raise RetryableError(f"the offset was not committed: {told(failed, self._right)}")
+            ) from error
+        finally:
+            consumer.close()

@@ -23,6 +23,7 @@ from carpool.kafka.clients import (
 )
 from carpool.kafka.commit_metadata import head_of
 from carpool.kafka.librdkafka.ask_brokers import brokers_with, missing_of
+from carpool.kafka.librdkafka.committed import commit_now
 from carpool.kafka.librdkafka.convert import KINDS, StructlogBridge, sort_error
 from carpool.kafka.librdkafka.member_state import (
     CachedMembership,
@@ -30,7 +31,6 @@ from carpool.kafka.librdkafka.member_state import (
     GroupProtocol,
     WaitingRecords,
     choose_protocol,
-    commit_now,
     member_config,
     wake,
     wake_after_rebalance,

@@ -64,25 +64,6 @@ class CachedMembership:
         return self._known
 
 
-def commit_now(
-    settings: KafkaSettings,
-    group: str,
-    consumer: Consumer,
-    offsets: Mapping[TopicPartition, Position],
-) -> None:
-    """Commits and blocks. Raises `RetryableError`, or `FencedError` for a removed member."""
-    raw = raw_offsets(settings, offsets)
-    topics = ", ".join(sorted({each.topic for each in raw}))
-    needed = f"Read on group {group} and on {topics}"
-    try:
-        results = consumer.commit(offsets=raw, asynchronous=False)
-    except KafkaException as error:
-        raise sort_error(error.args[0], needed) from error
-    for result in results or ():
-        if result.error is not None:
-            raise sort_error(result.error, needed)
-
-
 class CommitRequests:
     """Commits one request after the other, without blocking. `add` is thread-safe."""
 

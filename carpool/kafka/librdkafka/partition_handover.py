@@ -22,8 +22,8 @@ from carpool.kafka.fencing import (
     transactional_id,
 )
 from carpool.kafka.librdkafka.ask_brokers import reply
+from carpool.kafka.librdkafka.committed import commit_now
 from carpool.kafka.librdkafka.convert import KINDS, StructlogBridge, sort_error
-from carpool.kafka.librdkafka.member_state import commit_now
 from carpool.kafka.librdkafka.transactional import fence_instance
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
