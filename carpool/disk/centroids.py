@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.arrays import Float32
-from carpool.disk.files import damage, read_checked, write_atomically
+from carpool.disk.files import damage, write_atomically
 from carpool.disk.manifest import Manifest
-from carpool.errors import ConfigError
 
 CENTROIDS_NAME = "centroids.f32"
 PROBE_CHUNK_ROWS = 256
@@ -30,19 +29,9 @@ def write_centroids(index_dir: Path, centroids: Float32) -> None:
 
 def read_centroids(index_dir: Path, manifest: Manifest) -> Float32:
     """Returns (nlist, dim) float32, read-only. Raises `CorruptionError` or `ConfigError`."""
-    entry = manifest.file(CENTROIDS_NAME)
-    expected_bytes = manifest.nlist * manifest.dimension * 4
-    if entry.size_bytes != expected_bytes:
-        raise ConfigError(
-            f"the manifest lists {CENTROIDS_NAME} with {entry.size_bytes} bytes; {manifest.nlist} "
-            f"centroids of dimension {manifest.dimension} have {expected_bytes}. Rebuild the index."
-        )
-    content = read_checked(
-        index_dir / CENTROIDS_NAME, size_bytes=entry.size_bytes, crc32=entry.crc32
-    )
-    centroids: Float32 = np.frombuffer(content, dtype="<f4").reshape(
-        manifest.nlist, manifest.dimension
-    )
+    size_bytes = manifest.nlist * manifest.dimension * 4
+    content = manifest.read(index_dir, CENTROIDS_NAME, size_bytes)
+    centroids: Float32 = np.frombuffer(content, dtype="<f4").reshape(manifest.nlist, -1)
     with np.errstate(over="ignore", invalid="ignore"):
         squared_norms = np.einsum("ij,ij->i", centroids, centroids)
         wrong = np.flatnonzero(~(squared_norms <= SQUARED_NORM_MAX))

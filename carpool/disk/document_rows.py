@@ -13,7 +13,7 @@ import numpy as np
 
 from carpool.arrays import Int64, UInt32
 from carpool.disk.extents import ClusterExtent
-from carpool.disk.files import damage, read_checked, write_atomically
+from carpool.disk.files import damage, write_atomically
 from carpool.disk.manifest import Manifest
 from carpool.disk.pages import PageLayout
 
@@ -60,12 +60,10 @@ def read_document_rows(
 
     4 bytes a row, and they stay in memory.
     """
-    path, entry = index_dir / DOCUMENT_ROWS_NAME, manifest.file(DOCUMENT_ROWS_NAME)
-    expected_bytes = 4 * place_count(manifest.layout(), extents)
-    if entry.size_bytes != expected_bytes:
-        raise damage(path, f"is wrong: it has {entry.size_bytes} bytes, not {expected_bytes}")
-    content = read_checked(path, size_bytes=entry.size_bytes, crc32=entry.crc32)
+    size_bytes = 4 * place_count(manifest.layout(), extents)
+    content = manifest.read(index_dir, DOCUMENT_ROWS_NAME, size_bytes)
     places: UInt32 = np.frombuffer(content, "<u4")
     if np.count_nonzero(places < manifest.row_count) != manifest.row_count:
-        raise damage(path, f"is wrong: it does not have the {manifest.row_count} rows of the index")
+        what = f"is wrong: it does not have the {manifest.row_count} rows of the index"
+        raise damage(index_dir / DOCUMENT_ROWS_NAME, what)
     return places

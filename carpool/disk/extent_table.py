@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from carpool.disk.extents import HEADER_BYTES, ClusterExtent, extent_at, segment_name
-from carpool.disk.files import damage, read_checked, write_atomically
+from carpool.disk.files import damage, write_atomically
 from carpool.disk.manifest import Manifest
 from carpool.disk.pages import ROW_BITS
 
@@ -26,13 +26,8 @@ def write_extents(index_dir: Path, extents: Sequence[ClusterExtent]) -> None:
 
 def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ...]:
     """Returns the extents, indexed by cluster. Raises `CorruptionError`."""
-    layout = manifest.layout()
-    entry = manifest.file(EXTENTS_NAME)
-    path = index_dir / EXTENTS_NAME
-    if entry.size_bytes != manifest.nlist * _EXTENT.size:
-        why = f"is wrong: it has {entry.size_bytes} bytes for {manifest.nlist} clusters"
-        raise damage(path, why, entry.size_bytes)
-    content = read_checked(path, size_bytes=entry.size_bytes, crc32=entry.crc32)
+    layout, path = manifest.layout(), index_dir / EXTENTS_NAME
+    content = manifest.read(index_dir, EXTENTS_NAME, manifest.nlist * _EXTENT.size)
     extents: list[ClusterExtent] = []
     segment, end_bytes, page_total = 0, HEADER_BYTES, 0
     for number, (cluster, of_segment, offset, rows, page_count) in enumerate(

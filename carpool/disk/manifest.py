@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from carpool.codes.codec import CodeLayout
-from carpool.disk.files import damage, open_regular, write_atomically
+from carpool.disk.files import damage, open_regular, read_checked, write_atomically
 from carpool.disk.pages import PageLayout
 from carpool.errors import ConfigError
 
@@ -133,6 +133,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 f"the manifest lists no {name}: this is not a whole {self.format} index; rebuild it"
             )
         return entry
+
+    def read(self, index_dir: Path, name: str, size_bytes: int) -> bytes:
+        """Returns the content of a table that must have this size. Blocks.
+
+        Raises `CorruptionError`; `ConfigError` as `file`.
+        """
+        entry, path = self.file(name), index_dir / name
+        if entry.size_bytes != size_bytes:
+            whole = f"{self.nlist} clusters of dimension {self.dimension} take {size_bytes}"
+            raise damage(path, f"is wrong: it has {entry.size_bytes} bytes, and {whole}")
+        return read_checked(path, size_bytes=size_bytes, crc32=entry.crc32)
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from carpool.arrays import Float32
-from carpool.disk.files import damage, read_checked, write_atomically
+from carpool.disk.files import write_atomically
 from carpool.disk.manifest import Manifest
 
 ROTATION_NAME = "rotation.f32"
@@ -29,9 +29,6 @@ def write_rotation(index_dir: Path, rotation: Float32) -> None:
 
 def read_rotation(index_dir: Path, manifest: Manifest) -> Float32:
     """Returns the rotation: (dim, dim) float32, read-only. Raises `CorruptionError`."""
-    path, entry = index_dir / ROTATION_NAME, manifest.file(ROTATION_NAME)
-    if entry.size_bytes != manifest.dimension**2 * 4:
-        raise damage(path, f"is wrong: it has {entry.size_bytes} bytes")
-    content = read_checked(path, size_bytes=entry.size_bytes, crc32=entry.crc32)
+    content = manifest.read(index_dir, ROTATION_NAME, manifest.dimension**2 * 4)
     rotation: Float32 = np.frombuffer(content, "<f4").reshape(manifest.dimension, -1)
     return rotation
