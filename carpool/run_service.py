@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 import msgspec
@@ -247,36 +248,30 @@ def make_consumer(
     settings: KafkaSettings, group: str, clock: Clock, delivery: DeliveryName
 ) -> LibrdkafkaConsumer:
     """Returns a member of the group. With transactions, it fences the member it takes over from."""
-    if delivery == "at_least_once":
-        return LibrdkafkaConsumer(settings, group, clock)
-    return LibrdkafkaConsumer(
-        settings, group, clock, own_instance_id=configured_instance_id(settings)
-    )
+    own = configured_instance_id(settings) if delivery == "exactly_once" else None
+    return LibrdkafkaConsumer(settings, group, clock, own_instance_id=own)
 
 
 def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -> MakeDelivery:
     """Returns the function with which the loop makes its delivery."""
-
-    def make_hint_producer() -> LibrdkafkaProducer:
-        return LibrdkafkaProducer(settings, BEST_EFFORT)
+    make_hint_producer = partial(LibrdkafkaProducer, settings, BEST_EFFORT)
 
     def at_least_once(parts: LoopParts) -> Delivery:
         return AtLeastOnceDelivery(
             parts,
-            make_producer=lambda: LibrdkafkaProducer(settings),
+            make_producer=partial(LibrdkafkaProducer, settings),
             make_hint_producer=make_hint_producer,
             commit_interval_ms=OFFSETS_INTERVAL_MS,
         )
 
     def exactly_once(parts: LoopParts) -> Delivery:
-        instance_id = configured_instance_id(settings)
+        own = configured_instance_id(settings)
+        name = transactional_id(group, own)
         return ExactlyOnceDelivery(
             parts,
-            make_producer=lambda: LibrdkafkaTransactionalProducer(
-                settings, transactional_id(group, instance_id)
-            ),
+            make_producer=partial(LibrdkafkaTransactionalProducer, settings, name),
             make_hint_producer=make_hint_producer,
-            instance_id=instance_id,
+            instance_id=own,
             commit_interval_ms=COMMIT_INTERVAL_MS,
             call_us_max=(settings.request_timeout_ms + CALL_MARGIN_MS) * 1_000,
         )

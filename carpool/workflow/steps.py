@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -139,16 +139,9 @@ class Generate:
         passages_max: int | None = None,
         **values: Value,
     ) -> None:
-        for name, value in (
-            ("template", template),
-            ("prompt", prompt),
-            ("max_tokens", max_tokens),
-            ("temperature", temperature),
-            ("seed", seed),
-            ("passages_max", passages_max),
-            ("values", MappingProxyType(values)),
-        ):
-            object.__setattr__(self, name, value)
+        given = (template, prompt, max_tokens, temperature, seed, passages_max)
+        for each, value in zip(fields(self), (*given, MappingProxyType(values)), strict=True):
+            object.__setattr__(self, each.name, value)
 
     def check(self) -> None:
         """Raises `WorkflowError` that says what is wrong."""

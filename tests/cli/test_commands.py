@@ -88,7 +88,7 @@ def _corpus(folder: Path) -> Path:
 
 
 def test_help_and_settings_need_none_of_the_services_packages() -> None:
-    heavy = tuple(name for names in EXTRAS.values() for name in names)
+    heavy = tuple(" ".join(EXTRAS.values()).split())
     listed = f"print([name for name in {heavy!r} if name in sys.modules])"
     code = f"import sys, cli.main; {listed}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
