@@ -18,6 +18,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.settings import CONFIG_VARIABLE, settings_file
 from cli.console import step_progress
 from cli.settings import ClientSide, Given, load_client_side, parse_assignments
+from producers.read_questions import read_questions
 from schemas.topics import TOPICS
 
 # NumPy is imported by the commands that need it: the base install has none.
@@ -136,8 +137,8 @@ class Asked:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Questions: vectors (.npy), or one a line, as text or as JSON with `text`. "
-            "Default: those that Kafka still has.",
+            help="Questions: vectors (.npy), or one a line, as text or, in a .jsonl file, as JSON "
+            "with `text`. Default: those that Kafka still has.",
         ),
     ] = None
     last: Annotated[
@@ -146,12 +147,15 @@ class Asked:
 
     def vectors(self, manifest: Manifest, embedding: EmbeddingSettings, beside: Beside) -> Any:
         """Returns them: (n, dim) float32, normalised. Blocks to read and embed them."""
-        from indexer.questions import questions_of_file, questions_of_log
+        from indexer.questions import questions_of_log, questions_of_texts, questions_of_vectors
 
-        if self.questions is not None:
-            return questions_of_file(self.questions, manifest, embedding, self.last)
-        kafka, clock = beside.settings().kafka, SystemClock()
-        return questions_of_log(kafka, manifest, embedding, self.last, clock, step_progress())
+        if self.questions is None:
+            kafka, clock = beside.settings().kafka, SystemClock()
+            return questions_of_log(kafka, manifest, embedding, self.last, clock, step_progress())
+        if self.questions.suffix == ".npy":
+            return questions_of_vectors(self.questions)[-self.last :]
+        texts = [question.text or "" for question in read_questions(self.questions)]
+        return questions_of_texts(texts[-self.last :], manifest, embedding)
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

@@ -7,6 +7,7 @@ import os
 import shlex
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,6 @@ from rich.text import Text
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import LIMITS
-from carpool.kafka.settings import KafkaSettings
 from cli.answers import ANSWERED, answer_text, has_evidence, timing_table
 from cli.console import output, people
 from cli.runfile import Run, RunFile
@@ -24,7 +24,6 @@ from cli.settings import CarpoolSettings, UpSettings
 from cli.stack import STOP_ORDER, StackPlan, broker_spec, reserve, service_specs, vllm_spec
 from cli.supervise import Interrupted, Part, Supervisor
 from producers import Client
-from producers.settings import ClientSettings
 from schemas.answer import Answer
 
 
@@ -131,15 +130,40 @@ def tell_ready(plan: StackPlan, settings: UpSettings, console: Console) -> None:
 def _ask(
     supervisor: Supervisor, settings: CarpoolSettings, plan: StackPlan, questions: Sequence[str]
 ) -> None:
-    console = output()
+    """Asks one question after the other, on a thread of its own, and prints what they got."""
+    console, answers = output(), list[Answer]()
     kafka = msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap)
-    demo = DemoRun(kafka, settings.client, questions, console)
-    demo.start()
+    stopping, asked = threading.Event(), Future[None]()
+
+    async def ask_all() -> None:
+        async with Client(kafka=kafka, settings=settings.client) as client:
+            for number, question in enumerate(questions, start=1):
+                if stopping.is_set():
+                    return
+                answers.append(await client.ask(question))
+                console.print()
+                console.print(Text(f"{number}. {question}", style="bold"))
+                console.print(answer_text(answers[-1]))
+
+    def run() -> None:
+        try:
+            asked.set_result(asyncio.run(ask_all()))
+        except BaseException as error:
+            asked.set_exception(error)
+
+    threading.Thread(target=run, name="carpool-demo", daemon=True).start()
     try:
-        supervisor.watch(demo.is_over)
+        supervisor.watch(asked.done)
     finally:
-        demo.stop()
-    conclude(demo, console, ask_command(settings.up))
+        stopping.set()
+    if answers:
+        console.print()
+        console.print(timing_table(answers))
+        console.print(summary(answers, len(questions)), soft_wrap=True)
+    if (error := asked.exception()) is not None:
+        is_known = isinstance(error, CarpoolError)
+        raise error if is_known else CarpoolError(f"the demo failed: {error!r}")
+    console.print(f"Ask another:  {ask_command(settings.up)}")
 
 
 def _changes(supervisor: Supervisor, console: Console) -> Callable[[], None]:
@@ -162,71 +186,6 @@ def _line(part: Part) -> str:
     return f"{part.spec.name}: {part.state}" + (
         f" ({part.missing})" if part.missing else f" at {part.spec.address}"
     )
-
-
-class DemoRun:
-    """Asks one question after the other, on a thread of its own."""
-
-    def __init__(
-        self,
-        kafka: KafkaSettings,
-        client: ClientSettings,
-        questions: Sequence[str],
-        console: Console,
-    ) -> None:
-        self._kafka = kafka
-        self._client = client
-        self._questions = questions
-        self._console = console
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="carpool-demo", daemon=True)
-        self.asked = len(questions)
-        self.answers: list[Answer] = []
-        self.error: Exception | None = None
-
-    def start(self) -> None:
-        """Begins."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends after the current question."""
-        self._stopping.set()
-
-    def is_over(self) -> bool:
-        """Returns whether all questions were asked, or it failed."""
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._ask_all())
-        except Exception as error:
-            self.error = error
-
-    async def _ask_all(self) -> None:
-        async with Client(kafka=self._kafka, settings=self._client) as client:
-            for number, question in enumerate(self._questions, start=1):
-                if self._stopping.is_set():
-                    return
-                answer = await client.ask(question)
-                self.answers.append(answer)
-                self._console.print()
-                self._console.print(Text(f"{number}. {question}", style="bold"))
-                self._console.print(answer_text(answer))
-
-
-def conclude(run: DemoRun, console: Console, how_to_ask: str) -> None:
-    """Prints times, what the answers have, and how to ask again. Raises the error of the run."""
-    if run.answers:
-        console.print()
-        console.print(timing_table(run.answers))
-        console.print(summary(run.answers, run.asked), soft_wrap=True)
-    if run.error is not None:
-        raise (
-            run.error
-            if isinstance(run.error, CarpoolError)
-            else CarpoolError(f"the demo failed: {run.error!r}")
-        )
-    console.print(f"Ask another:  {how_to_ask}")
 
 
 def summary(answers: Sequence[Answer], asked: int) -> str:

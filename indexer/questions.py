@@ -1,10 +1,8 @@
-"""Questions to tune an index with: vectors of a file, texts of a file, or the questions that were
-asked, which Kafka still has.
-"""
+"""Questions to tune an index with: vectors, texts, or those that were asked and Kafka still has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +14,6 @@ from carpool.disk.manifest import Manifest
 from carpool.embedding import EmbeddingSettings
 from carpool.embedding.loader import load_question_embedder
 from carpool.errors import ConfigError
-from carpool.foreign_files import refuse_foreign
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
 from indexer.progress import ProgressReport
@@ -28,29 +25,19 @@ from schemas.topics import QUERIES
 _NORM_MIN = 1e-6
 
 
-def questions_of_file(
-    path: Path, manifest: Manifest, embedding: EmbeddingSettings, count_max: int
-) -> Float32:
-    """Returns the last questions of a file: (n, dim) float32, normalised, n at most `count_max`.
+def questions_of_vectors(path: Path) -> Float32:
+    """Returns the vectors of an .npy file: (n, dim) float32, normalised. Raises `ConfigError`."""
+    try:
+        return _normalised(np.load(path, allow_pickle=False).astype(np.float32))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} has no vectors of numbers: {error}") from error
 
-    An .npy file has vectors; any other file a question a line, as text or as JSON with `text`.
-    Raises `ConfigError` where it has none.
-    """
-    if not path.is_file():
-        raise ConfigError(
-            f"there are no questions at {path}: give a .npy file of vectors, or a file with a "
-            "question a line"
-        )
-    refuse_foreign(path)
-    if path.suffix == ".npy":
-        try:
-            vectors = np.load(path, allow_pickle=False)[-count_max:].astype(np.float32)
-        except ValueError as error:
-            raise ConfigError(f"{path} has no vectors of numbers: {error}") from error
-        return _normalised(vectors)
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        texts = [text for line in lines if (text := _text_of(line.strip()))]
-    return _embedded(texts[-count_max:], manifest, embedding)
+
+def questions_of_texts(
+    texts: Sequence[str], manifest: Manifest, embedding: EmbeddingSettings
+) -> Float32:
+    """Returns the vectors of texts: (n, dim) float32, normalised. Blocks to embed them."""
+    return load_question_embedder(embedding, manifest).encode(texts)
 
 
 def questions_of_log(
@@ -77,7 +64,7 @@ def questions_of_log(
     ]
     texts = [query.text for query in queries if query.vector is None and query.text is not None]
     parts = [np.stack(vectors)] if vectors else []
-    parts += [_embedded(texts, manifest, embedding)] if texts else []
+    parts += [questions_of_texts(texts, manifest, embedding)] if texts else []
     if not parts:
         return np.empty((0, manifest.dimension), np.float32)
     return _normalised(np.concatenate(parts))
@@ -99,12 +86,6 @@ def _text_of(line: str) -> str:
     except msgspec.DecodeError:
         return line
     return str(found.get("text") or found.get("question") or "")
-
-
-def _embedded(texts: list[str], manifest: Manifest, embedding: EmbeddingSettings) -> Float32:
-    if not texts:
-        return np.empty((0, manifest.dimension), np.float32)
-    return load_question_embedder(embedding, manifest).encode(texts)
 
 
 def _normalised(vectors: Float32) -> Float32:

@@ -85,7 +85,7 @@ def test_no_questions_and_codes_that_do_not_fit_are_refused(
 ) -> None:
     (tmp_path / "none.txt").write_text("\n")
     none = run(index.dir, *TARGET, "--questions", tmp_path / "none.txt")
-    assert "there are no questions" in str(none.exception)
+    assert "has no question" in str(none.exception)
     assert "--target-ms" in str(run(index.dir, "--questions", questions).exception)
     given = (index.dir, *TARGET, "--questions", questions, "--set")
     small = run(*given, "searcher.budget_bytes=300000")

@@ -16,13 +16,13 @@ from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import ConfigError, CorruptionError
 from indexer import vectors as module
 from indexer.plan.state import plan_shards
-from indexer.questions import questions_of_file
 from indexer.vectors import (
     RowFile,
     Vectors,
     open_shards,
     shard_path,
 )
+from producers.read_questions import read_questions
 from tests.indexer.builds import rows_of
 from tests.indexer.helpers import build, write_corpus
 
@@ -112,7 +112,7 @@ def test_vectors_of_a_foreign_format_are_named_with_a_command_that_converts_them
     subprocess.run(sys.executable + command, shell=True, check=True)
     build(corpus, tmp_path / "index", vectors=tmp_path / f"v.{kind}.npy")
     with pytest.raises(ConfigError, match="convert it"):
-        questions_of_file(path, None, None, 9)
+        read_questions(path)
 
 
 # ---- vectors are read from front to back, and gathered in one pass

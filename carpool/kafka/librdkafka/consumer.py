@@ -128,10 +128,6 @@ class LibrdkafkaConsumer:
         log.info("joining the consumer group", group=self._group, protocol=protocol)
 
     @property
-    def _timeout_s(self) -> float:
-        return self._settings.request_timeout_ms / 1_000
-
-    @property
     def _assigned(self) -> Collection[TopicPartition]:
         return self._ids.begun
 
