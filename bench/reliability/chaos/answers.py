@@ -58,6 +58,7 @@ class AnswerAudit:
         the programs of workflows.
         """
         generated, tenants = set[str](), dict[str, bytes | None]()
+        first = {each.query_id: at for at, (each, _) in answers.items() if not each.replayed}
         wrong: dict[str, list[str]] = {what: [] for what in KINDS}
         for record, (answer, written_ms) in answers.items():
             if (asked := published.get(record)) is None:
@@ -66,7 +67,9 @@ class AnswerAudit:
             if not is_ok and not _may_fail(asked, question, answer.status, written_ms):
                 wrong[FAILED].append(record)
             if is_ok or answer.answer is not None:
-                for what in self._wrong_fields(question, answer, versions.get(record, 0)):
+                # An id that is asked again may get an answer of an earlier version.
+                made = first.get(answer.query_id, record) if answer.replayed else record
+                for what in self._wrong_fields(question, answer, versions.get(made, 0)):
                     wrong[what].append(record)
             if is_ok and answer.generation_id is not None:
                 tenant = header(asked.headers, TENANT_HEADER)

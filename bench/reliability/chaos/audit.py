@@ -183,7 +183,7 @@ class TopicAudit:
 
     def _retrieval(self, retrieval: Retrieval | Answer, place: str) -> None:
         if isinstance(retrieval, Answer):
-            self._note(RETRIEVALS.name, retrieval.source, place)
+            self._note(RETRIEVALS.name, retrieval.source, place, len(retrieval.steps))
         elif retrieval.is_final:
             steps = self._steps(retrieval.source.place, retrieval.query)
             self._note(RETRIEVALS.name, retrieval.source, place, steps)

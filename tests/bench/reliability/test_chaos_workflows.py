@@ -202,3 +202,23 @@ def test_a_first_search_with_passages_of_another_question_is_found() -> None:
     for given, is_found in ((answer, False), (other, True)):
         found = judge.wrong({"r": (given, 0)}, {"r": PublishedQuestion("w", 0, ())}, {"r": 1})
         assert bool(found[OTHER_PASSAGES]) == is_found
+
+
+def test_an_id_that_is_asked_again_may_get_the_answer_of_an_earlier_version() -> None:
+    question = ChaosQuestion(id="w", text=QUESTION, workflow="side_by_side")
+    judge, first = AnswerAudit({"w": question}, CORPUS), right("side_by_side")
+    again = msgspec.structs.replace(first, replayed=True)
+    places = [a_source(0).place, a_source(1).place]
+    published = {place: PublishedQuestion("w", 0, KEY) for place in places}
+    answers = {places[0]: (first, 1), places[1]: (again, 2)}
+    wrong = judge.wrong(answers, published, {places[0]: 1, places[1]: 2})
+    assert not any(wrong.values())
+
+
+def test_a_workflow_that_ends_between_two_steps_has_no_record_twice() -> None:
+    topics = Topics()
+    end = msgspec.structs.replace(
+        right("hyde"), status="failed", source=a_source(0, timestamp_ms=1_000), answer=None
+    )
+    topics.write(RETRIEVALS.name, end)
+    assert topics.audit.result(["w"]).wrong[f"twice: {RETRIEVALS.name}"] == 0
