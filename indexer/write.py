@@ -6,8 +6,10 @@ Each step is saved, so that a killed build continues with the next one.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,11 +30,11 @@ from carpool.disk.pages import PageLayout, choose_layout
 from carpool.disk.rotation import random_rotation, write_rotation
 from carpool.disk.segments import SegmentWriter, build_id_of
 from carpool.errors import ConfigError
-from indexer.clustering import Assignment, assign_rows, train_centroids
+from indexer.clustering import assign_rows, train_centroids
 from indexer.kmeans import use_threads
 from indexer.plan.defaults import default_nlist, default_nprobe
 from indexer.plan.passes import memory_min_bytes, plan_passes
-from indexer.plan.state import AssignmentDone, BuildIdentity, BuildState, CorpusIdentity
+from indexer.plan.state import BuildIdentity, BuildState, ClustersDone, CorpusIdentity
 from indexer.progress import ProgressReport
 from indexer.settings import IndexerSettings
 from indexer.vectors import Vectors, bytes_of
@@ -41,13 +43,28 @@ from indexer.workspace import Workspace
 ROTATION_SEED = 0
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The segments to write: page layout, place of each cluster, codes, and build id."""
+class Clusters(NamedTuple):
+    """Centroids: (nlist, dim) float32. The cluster of each row: (row_count,) int32.
 
+    `vectors_digest`: of the vectors that were assigned.
+    """
+
+    centroids: Float32
+    rows: npt.NDArray[np.int32]
+    vectors_digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is written: clusters, page layout, place of each cluster, codes, and build id."""
+
+    identity: BuildIdentity
+    clusters: Clusters
     layout: PageLayout
     build_id: int
     extents: tuple[ClusterExtent, ...]
     codes: tuple[CodeLayout, ...]
+    rotation: Float32
 
 
 def documents_build_id(corpus: CorpusIdentity) -> int:
@@ -55,42 +72,36 @@ def documents_build_id(corpus: CorpusIdentity) -> int:
     return build_id_of(msgspec.json.encode(corpus))
 
 
-def plan_segments(
-    identity: BuildIdentity, dimension: int, centroids: Float32, assignment: Assignment
-) -> Plan:
+def plan_segments(identity: BuildIdentity, clusters: Clusters) -> Plan:
     """Returns the place of each cluster, and the build id: a hash of all inputs of the bytes.
 
-    Raises `ValueError` where a row of `dimension` does not fit any page.
+    Raises `ValueError` where a row does not fit any page.
     """
-    counts = np.bincount(assignment.clusters, minlength=len(centroids)).tolist()
+    nlist, dimension = clusters.centroids.shape
+    counts = np.bincount(clusters.rows, minlength=nlist).tolist()
     layout = choose_layout(dimension, identity.layout.vector_dtype, counts)
-    has_codes = len(assignment.clusters) >= identity.layout.code_rows_min
+    has_codes = len(clusters.rows) >= identity.layout.code_rows_min
     codes = (code_layout(dimension),) if has_codes else ()
     build_id = build_id_of(
         msgspec.json.encode(identity),
         msgspec.json.encode((layout, codes)),
-        bytes(bytes_of(centroids)),
-        bytes(bytes_of(assignment.clusters)),
-        assignment.vectors_digest.encode(),
+        bytes(bytes_of(clusters.centroids)),
+        bytes(bytes_of(clusters.rows)),
+        clusters.vectors_digest.encode(),
     )
-    extents = plan_extents(layout, counts, segment_bytes_max=identity.layout.segment_bytes_max)
-    return Plan(layout=layout, build_id=build_id, extents=extents, codes=codes)
-
-
-def rotation_of(dimension: int) -> Float32:
-    """Returns the rotation of the codes of every index of this dimension: (dim, dim) float32."""
-    return random_rotation(dimension, ROTATION_SEED)
+    return Plan(
+        identity=identity,
+        clusters=clusters,
+        layout=layout,
+        build_id=build_id,
+        extents=plan_extents(layout, counts, segment_bytes_max=identity.layout.segment_bytes_max),
+        codes=codes,
+        rotation=random_rotation(dimension, ROTATION_SEED),
+    )
 
 
 def write_clusters(
-    folder: Path,
-    vectors: Vectors,
-    clusters: npt.NDArray[np.int32],
-    centroids: Float32,
-    plan: Plan,
-    *,
-    memory_bytes: int,
-    progress: ProgressReport,
+    folder: Path, vectors: Vectors, plan: Plan, memory_bytes: int, progress: ProgressReport
 ) -> dict[str, FileEntry]:
     """Writes the missing segments, durably; rows in the order of the corpus. Blocks.
 
@@ -98,13 +109,13 @@ def write_clusters(
     `memory_bytes`. Memory beside that: 12 bytes a row, and a chunk of vectors. Raises `ConfigError`
     where a cluster does not fit.
     """
-    rotation = rotation_of(vectors.dimension)
+    centroids = plan.clusters.centroids
     writer = SegmentWriter(
         folder,
         layout=plan.layout,
         build_id=plan.build_id,
         extents=plan.extents,
-        encoder=next((Encoder(code, centroids, rotation) for code in plan.codes), None),
+        encoder=next((Encoder(code, centroids, plan.rotation) for code in plan.codes), None),
     )
     if first := writer.next_cluster:
         progress.note(f"{first:,} of {len(plan.extents):,} clusters were written before")
@@ -116,60 +127,39 @@ def write_clusters(
             "(--nlist)"
         )
     passes = plan_passes(plan.layout, counts, memory_bytes=memory_bytes)
-    order = np.argsort(clusters, kind="stable")
+    order = np.argsort(plan.clusters.rows, kind="stable")
     ends = np.cumsum([extent.row_count for extent in plan.extents])
     many = f", {len(passes)} passes" if len(passes) != 1 else ""
     progress.start(f"writing clusters{many} (rows)", vectors.row_count * len(passes))
     try:
         for positions in passes:
-            taken = range(first + positions.start, first + positions.stop)
-            start = int(ends[taken.start]) - plan.extents[taken.start].row_count
-            rows = order[start : int(ends[taken.stop - 1])]
-            _write_pass(writer, vectors, rows, plan, taken, progress)
+            extents = plan.extents[first + positions.start : first + positions.stop]
+            start = int(ends[extents[0].cluster]) - extents[0].row_count
+            rows = order[start : int(ends[extents[-1].cluster])]
+            collected = np.empty((len(rows), vectors.dimension), dtype=plan.layout.vector_dtype)
+            vectors.gather(rows, collected, progress.advance)
+            for extent in extents:
+                these, collected = np.split(collected, [extent.row_count])
+                writer.append(extent.cluster, these.astype(np.float32, copy=False))
     except BaseException:
         writer.abandon()
         raise
     return writer.close()
 
 
-def _write_pass(
-    writer: SegmentWriter,
-    vectors: Vectors,
-    rows: npt.NDArray[np.int64],
-    plan: Plan,
-    clusters: range,
-    progress: ProgressReport,
-) -> None:
-    """Collects `rows`, those of `clusters` one after the other, in one pass and writes them."""
-    collected = np.empty((len(rows), vectors.dimension), dtype=plan.layout.vector_dtype)
-    vectors.gather(rows, collected, progress.advance)
-    start = 0
-    for extent in plan.extents[clusters.start : clusters.stop]:
-        stop = start + extent.row_count
-        writer.append(extent.cluster, collected[start:stop].astype(np.float32, copy=False))
-        start = stop
-
-
-def finish(
-    folder: Path,
-    *,
-    identity: BuildIdentity,
-    started_us: int,
-    centroids: Float32,
-    plan: Plan,
-    clusters: npt.NDArray[np.int32],
-    segments: dict[str, FileEntry],
-) -> Manifest:
+def finish(folder: Path, plan: Plan, started_us: int, segments: dict[str, FileEntry]) -> Manifest:
     """Writes the small files, and then the manifest; returns it. Blocks.
 
     `segments`: the entries of segments and codes. Files of an earlier run are removed.
     """
+    centroids, of_vectors = plan.clusters.centroids, plan.identity.vectors
     write_centroids(folder, centroids)
     write_extents(folder, plan.extents)
-    write_rotation(folder, rotation_of(centroids.shape[1]))
-    order = np.argsort(clusters, kind="stable")
+    write_rotation(folder, plan.rotation)
+    order = np.argsort(plan.clusters.rows, kind="stable")
     write_document_rows(folder, documents_of_places(plan.layout, plan.extents, order))
-    names = index_files(plan.extents[-1].segment + 1, [code.codec for code in plan.codes])
+    segment_count = plan.extents[-1].segment + 1
+    names = index_files(segment_count, [code.codec for code in plan.codes])
     for path in folder.iterdir():
         if path.name not in names:
             path.unlink()
@@ -177,24 +167,22 @@ def finish(
     fingerprint = centroids_fingerprint(centroids)
     manifest = Manifest(
         format=FORMAT,
-        index_version=index_version(
-            started_us, files, identity.vectors.embedding_model, fingerprint
-        ),
+        index_version=index_version(started_us, files, of_vectors.embedding_model, fingerprint),
         dimension=centroids.shape[1],
         metric="inner_product",
         nlist=len(centroids),
         codes=plan.codes,
         vector_dtype=plan.layout.vector_dtype,
-        embedding_model=identity.vectors.embedding_model,
-        embedding_model_name=identity.vectors.embedding_model_name,
+        embedding_model=of_vectors.embedding_model,
+        embedding_model_name=of_vectors.embedding_model_name,
         centroids_fingerprint=fingerprint,
-        row_count=sum(extent.row_count for extent in plan.extents),
-        nprobe_default=default_nprobe(len(clusters), len(centroids)),
+        row_count=len(plan.clusters.rows),
+        nprobe_default=default_nprobe(len(plan.clusters.rows), len(centroids)),
         files=files,
         page_bytes=plan.layout.page_bytes,
         build_id=plan.build_id,
-        documents_build_id=documents_build_id(identity.corpus),
-        segment_count=plan.extents[-1].segment + 1,
+        documents_build_id=documents_build_id(plan.identity.corpus),
+        segment_count=segment_count,
     )
     write_manifest(folder, manifest)
     return manifest
@@ -219,7 +207,7 @@ def index_version(
 
 
 CENTROIDS_NAME = "centroids.f32"
-ASSIGNMENT_NAME = "assignment.i32"
+ROWS_NAME = "assignment.i32"
 
 
 def cluster_and_write(
@@ -238,80 +226,62 @@ def cluster_and_write(
         raise ConfigError(
             f"{error}; take a model with shorter vectors, or --vector-dtype float16"
         ) from error
-    state, centroids = _ensure_centroids(workspace, state, vectors, progress)
-    state, assignment = _ensure_assignment(workspace, state, vectors, centroids, progress)
-    centroids, assignment = _without_empty(centroids, assignment, progress)
-    plan = plan_segments(state.identity, vectors.dimension, centroids, assignment)
-    segments = write_clusters(
-        workspace.finished,
-        vectors,
-        assignment.clusters,
-        centroids,
-        plan,
-        memory_bytes=settings.memory_bytes,
-        progress=progress,
-    )
-    return finish(
-        workspace.finished,
-        identity=state.identity,
-        started_us=state.started_us,
-        centroids=centroids,
-        plan=plan,
-        clusters=assignment.clusters,
-        segments=segments,
-    )
+    clusters = _saved_clusters(workspace, state, vectors, progress)
+    if clusters is None:
+        clusters = _new_clusters(workspace, state, vectors, progress)
+    plan = plan_segments(state.identity, _without_empty(clusters, progress))
+    folder = workspace.finished
+    segments = write_clusters(folder, vectors, plan, settings.memory_bytes, progress)
+    return finish(folder, plan, state.started_us, segments)
 
 
-def _ensure_centroids(
+def _saved_clusters(
     workspace: Workspace, state: BuildState, vectors: Vectors, progress: ProgressReport
-) -> tuple[BuildState, Float32]:
+) -> Clusters | None:
+    """Returns the clusters of an earlier run; None where it saved none, or they are damaged."""
+    if (done := state.clusters) is None:
+        return None
+    centroids = workspace.load(CENTROIDS_NAME, done.centroids_crc32)
+    rows = workspace.load(ROWS_NAME, done.rows_crc32)
+    if centroids is None or rows is None:
+        return None
+    progress.note(f"{vectors.row_count:,} rows were clustered before")
+    trained = np.frombuffer(centroids, dtype="<f4").reshape(-1, vectors.dimension)
+    return Clusters(trained, np.frombuffer(rows, dtype="<i4"), done.vectors_digest)
+
+
+def _new_clusters(
+    workspace: Workspace, state: BuildState, vectors: Vectors, progress: ProgressReport
+) -> Clusters:
+    """Trains centroids, assigns the rows, and saves both."""
     asked = state.identity.clustering.nlist
     nlist = asked or default_nlist(vectors.row_count)
     if not asked:
         progress.note(f"nlist {nlist:,} for {vectors.row_count:,} passages; --nlist sets another")
-    if state.centroids_crc32 is not None:
-        content = workspace.load(CENTROIDS_NAME, state.centroids_crc32)
-        if content is not None:
-            progress.note(f"{nlist:,} clusters were trained before")
-            return state, np.frombuffer(content, dtype="<f4").reshape(nlist, vectors.dimension)
     centroids = train_centroids(vectors, nlist, state.identity.clustering, progress)
-    crc32 = workspace.save(CENTROIDS_NAME, bytes_of(centroids))
-    return workspace.save_state(state, centroids_crc32=crc32, assignment=None), centroids
-
-
-def _ensure_assignment(
-    workspace: Workspace,
-    state: BuildState,
-    vectors: Vectors,
-    centroids: Float32,
-    progress: ProgressReport,
-) -> tuple[BuildState, Assignment]:
-    if state.assignment is not None:
-        content = workspace.load(ASSIGNMENT_NAME, state.assignment.crc32)
-        if content is not None:
-            progress.note(f"{vectors.row_count:,} rows were assigned before")
-            return state, Assignment(
-                np.frombuffer(content, dtype="<i4"), state.assignment.vectors_digest
-            )
     progress.start("assigning", vectors.row_count)
-    assignment = assign_rows(vectors, centroids, progress.advance)
-    crc32 = workspace.save(ASSIGNMENT_NAME, bytes_of(assignment.clusters))
-    done = AssignmentDone(crc32=crc32, vectors_digest=assignment.vectors_digest)
-    return workspace.save_state(state, assignment=done), assignment
+    rows, vectors_digest = assign_rows(vectors, centroids, progress.advance)
+    done = ClustersDone(
+        centroids_crc32=workspace.save(CENTROIDS_NAME, bytes_of(centroids)),
+        rows_crc32=workspace.save(ROWS_NAME, bytes_of(rows)),
+        vectors_digest=vectors_digest,
+    )
+    workspace.save_state(state, clusters=done)
+    return Clusters(centroids, rows, vectors_digest)
 
 
-def _without_empty(
-    centroids: Float32, assignment: Assignment, progress: ProgressReport
-) -> tuple[Float32, Assignment]:
+def _without_empty(clusters: Clusters, progress: ProgressReport) -> Clusters:
     """Returns the clusters that have rows, numbered anew: a query would probe others for nothing.
 
     Many equal vectors leave many clusters empty.
     """
-    has_rows = np.bincount(assignment.clusters, minlength=len(centroids)) > 0
-    if empty := len(centroids) - int(has_rows.sum()):
-        progress.note(f"{empty:,} of {len(centroids):,} clusters got no row and are left out")
+    nlist = len(clusters.centroids)
+    has_rows = np.bincount(clusters.rows, minlength=nlist) > 0
+    if empty := nlist - int(has_rows.sum()):
+        progress.note(f"{empty:,} of {nlist:,} clusters got no row and are left out")
     numbers = np.cumsum(has_rows, dtype=np.int32) - 1
-    return centroids[has_rows], assignment._replace(clusters=numbers[assignment.clusters])
+    kept = clusters.centroids[has_rows]
+    return clusters._replace(centroids=kept, rows=numbers[clusters.rows])
 
 
 def promote(index_dir: Path, clock: Clock) -> str:

@@ -76,10 +76,11 @@ class DocumentsDone(msgspec.Struct, frozen=True, kw_only=True):
     notes: dict[str, int] = {}
 
 
-class AssignmentDone(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster of every row is saved: checksum of the file, digest of the assigned vectors."""
+class ClustersDone(msgspec.Struct, frozen=True, kw_only=True):
+    """Centroids, and the cluster of every row, are saved: checksums, digest of the vectors."""
 
-    crc32: int
+    centroids_crc32: int
+    rows_crc32: int
     vectors_digest: str
 
 
@@ -87,8 +88,7 @@ class BuildState(msgspec.Struct, frozen=True, kw_only=True):
     """The saved state of an unfinished build.
 
     `dimension` is set when the model is loaded or the precomputed vectors are checked,
-    `centroids_crc32` and `assignment` when those files are saved. Finished segments are found by
-    their files.
+    `clusters` when those files are saved. Finished segments are found by their files.
     """
 
     format: str
@@ -96,8 +96,7 @@ class BuildState(msgspec.Struct, frozen=True, kw_only=True):
     identity: BuildIdentity
     documents: DocumentsDone | None = None
     dimension: int | None = None
-    centroids_crc32: int | None = None
-    assignment: AssignmentDone | None = None
+    clusters: ClustersDone | None = None
 
 
 SHARD_ROWS = 256
@@ -121,7 +120,7 @@ def plan_shards(row_count: int, shard_rows: int) -> tuple[Shard, ...]:
     )
 
 
-STATE_FORMAT = "v4"
+STATE_FORMAT = "v5"
 """Another one where a constant of a build has changed: what was saved is then made again."""
 
 
@@ -159,7 +158,7 @@ def plan_resume(found: BuildState | None, wanted: BuildIdentity, *, now_us: int)
         return Resume(msgspec.structs.replace(fresh, documents=found.documents), False, changes)
     kept = msgspec.structs.replace(found, identity=wanted)
     if changes := _changes("clusters", found.identity.clustering, wanted.clustering):
-        kept = msgspec.structs.replace(kept, centroids_crc32=None, assignment=None)
+        kept = msgspec.structs.replace(kept, clusters=None)
     return Resume(kept, True, changes + _changes("layout", found.identity.layout, wanted.layout))
 
 

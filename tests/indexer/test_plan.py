@@ -20,10 +20,10 @@ from indexer.plan.passes import (
 )
 from indexer.plan.state import (
     STATE_FORMAT,
-    AssignmentDone,
     BuildIdentity,
     BuildState,
     ClusteringIdentity,
+    ClustersDone,
     CorpusIdentity,
     DocumentsDone,
     LayoutIdentity,
@@ -50,8 +50,7 @@ FOUND = BuildState(
     identity=WANTED,
     documents=DOCUMENTS,
     dimension=16,
-    centroids_crc32=1,
-    assignment=AssignmentDone(crc32=2, vectors_digest="d"),
+    clusters=ClustersDone(centroids_crc32=1, rows_crc32=2, vectors_digest="d"),
 )
 
 
@@ -71,9 +70,9 @@ def test_the_same_build_goes_on_with_all_of_it_and_its_start() -> None:
     )
 
 
-DOCUMENTS_ONLY = {"dimension": None, "centroids_crc32": None, "assignment": None, "started_us": 9}
+DOCUMENTS_ONLY = {"dimension": None, "clusters": None, "started_us": 9}
 NOTHING = {"documents": None, **DOCUMENTS_ONLY}
-VECTORS_ONLY = {"centroids_crc32": None, "assignment": None}
+VECTORS_ONLY = {"clusters": None}
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_centroids_assignment_and_finished_segments_are_never_made_again(
     assert appended == [6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("name", [write.CENTROIDS_NAME, write.ASSIGNMENT_NAME])
+@pytest.mark.parametrize("name", [write.CENTROIDS_NAME, write.ROWS_NAME])
 def test_saved_work_that_was_damaged_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
