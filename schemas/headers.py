@@ -43,140 +43,81 @@ class HeaderDoc(msgspec.Struct, frozen=True):
     meaning: str
 
 
-HEADERS: tuple[HeaderDoc, ...] = (
-    HeaderDoc(
-        CONTENT_TYPE,
-        "any CloudEvents writer",
-        "`application/json` (a query), `text/plain` (a bare question) or "
+_OF_ERRORS = {
+    "topic": "the topic where the record was first read.",
+    "partition": "the partition where the record was first read.",
+    "offset": "the offset where the record was first read.",
+    "timestamp": "the timestamp of that record, epoch milliseconds.",
+    "group": "the consumer group of the service that gave the record up.",
+    "stage": "the service that gave the record up.",
+    "attempts": "the number of attempts that were made.",
+    "exception.class.name": "`RecordError.REASON` for refused input, `QueryFailure.REASON` for "
+    "processing.",
+    "exception.message": "the reason in words, at most 4 KiB.",
+}
+_MEANINGS: dict[Writer, dict[str, str]] = {
+    "any CloudEvents writer": {
+        CONTENT_TYPE: "`application/json` (a query), `text/plain` (a bare question) or "
         "`application/cloudevents+json` (a structured CloudEvent). Without it, a value that "
         "begins like JSON is read as JSON, any other value as a bare question.",
-    ),
-    HeaderDoc("ce_specversion", "any CloudEvents writer", "The CloudEvents version: `1.0`."),
-    HeaderDoc(
-        "ce_id",
-        "any CloudEvents writer",
-        "On a query: its `query_id`. On other records: an id that stays the same when the same "
-        "result is written again.",
-    ),
-    HeaderDoc("ce_source", "any CloudEvents writer", "The program that wrote the record."),
-    HeaderDoc(
-        "ce_type", "any CloudEvents writer", "The kind of record, such as `rag.query.submitted`."
-    ),
-    HeaderDoc("ce_time", "any CloudEvents writer", "When the record was written, RFC 3339."),
-    HeaderDoc(
-        "ce_dataschema",
-        "any CloudEvents writer",
-        "The version of the record, such as `urn:carpool:query:1`. A reader refuses a version "
-        "that it does not know.",
-    ),
-    HeaderDoc(
-        DEADLINE_HEADER,
-        "application",
-        "Epoch milliseconds after which an answer is of no use. Wins over the field `deadline`.",
-    ),
-    HeaderDoc(
-        PRIORITY_HEADER,
-        "application",
-        "The priority of a query within its class, lower is sooner. Wins over the field "
-        "`priority`.",
-    ),
-    HeaderDoc(
-        TENANT_HEADER,
-        "application",
-        "The tenant of the question, at most 256 characters. Tenants get equal turns, their tokens "
-        "are counted by name, and answers are reused only within one tenant. It does not isolate "
-        "data.",
-    ),
-    HeaderDoc(
-        "traceparent",
-        "application",
-        "The trace context (W3C). Every record that is made from the query carries it on.",
-    ),
-    HeaderDoc("tracestate", "application", "The vendor part of the trace context (W3C)."),
-    HeaderDoc(
-        "correlation_id",
-        "application",
-        "Any bytes. Copied to every record made from the query, so that its answer is recognised.",
-    ),
-    HeaderDoc("reply_to", "application", "Copied to every record made from the query."),
-    HeaderDoc(
-        ATTEMPT_HEADER,
-        "services",
-        "Which attempt this is, counted from 1. Written when a query is retried, and accepted on "
-        "the topics of retries only.",
-    ),
-    HeaderDoc(
-        KEY_HEADER,
-        "services",
-        "On an answer: the key of the record that the application published, if it has at most "
-        "1 KiB. Several questions may have the same key.",
-    ),
-    HeaderDoc(
-        NOT_BEFORE_HEADER,
-        "services",
-        "On a retried query: when to begin, epoch milliseconds. Accepted on the topics of retries "
-        "only.",
-    ),
-    HeaderDoc(
-        ORIGIN_HEADER,
-        "services",
-        "On a retried query: the record that the application published, as "
+        "ce_specversion": "The CloudEvents version: `1.0`.",
+        "ce_id": "On a query: its `query_id`. On other records: an id that stays the same when the "
+        "same result is written again.",
+        "ce_source": "The program that wrote the record.",
+        "ce_type": "The kind of record, such as `rag.query.submitted`.",
+        "ce_time": "When the record was written, RFC 3339.",
+        "ce_dataschema": "The version of the record, such as `urn:carpool:query:1`. A reader "
+        "refuses a version that it does not know.",
+    },
+    "application": {
+        DEADLINE_HEADER: "Epoch milliseconds after which an answer is of no use. Wins over the "
+        "field `deadline`.",
+        PRIORITY_HEADER: "The priority of a query within its class, lower is sooner. Wins over the "
+        "field `priority`.",
+        TENANT_HEADER: "The tenant of the question, at most 256 characters. Tenants get equal "
+        "turns, their tokens are counted by name, and answers are reused only within one tenant. "
+        "It does not isolate data.",
+        "traceparent": "The trace context (W3C). Every record that is made from the query carries "
+        "it on.",
+        "tracestate": "The vendor part of the trace context (W3C).",
+        "correlation_id": "Any bytes. Copied to every record made from the query, so that its "
+        "answer is recognised.",
+        "reply_to": "Copied to every record made from the query.",
+    },
+    "services": {
+        ATTEMPT_HEADER: "Which attempt this is, counted from 1. Written when a query is retried, "
+        "and accepted on the topics of retries only.",
+        KEY_HEADER: "On an answer: the key of the record that the application published, if it has "
+        "at most 1 KiB. Several questions may have the same key.",
+        NOT_BEFORE_HEADER: "On a retried query: when to begin, epoch milliseconds. Accepted on the "
+        "topics of retries only.",
+        ORIGIN_HEADER: "On a retried query: the record that the application published, as "
         "topic/partition/offset/timestamp. Every answer names that record as its `source`. "
         "Accepted on the topics of retries only.",
-    ),
-    HeaderDoc(
-        INDEX_HEADER,
-        "services",
-        "On a query that is planned again, because the searcher has a newer index: the version of "
-        "that index. Accepted on the topics of retries only.",
-    ),
-    *(
-        HeaderDoc(
-            ignored,
-            "services",
-            f"`{name}`, ignored by all services: on a query whose application wrote that header, "
-            "and on a dead letter, so that a record with all its headers is a new query.",
-        )
-        for name, ignored in IGNORED_NAMES.items()
-    ),
-    HeaderDoc(
-        UNREADABLE_HEADERS,
-        "services",
-        "Replaces all headers of a record that has a header name which is not UTF-8. Such a "
-        "record becomes a dead letter.",
-    ),
-    HeaderDoc(
-        REPLAYED_FROM_HEADER,
-        "`carpool dlq replay`",
-        "On a replayed record: the dead letter that it was, as topic/partition/offset.",
-    ),
-    *(
-        HeaderDoc(ERROR_PREFIX + name, "services", "On a dead letter: " + meaning)
-        for name, meaning in (
-            ("topic", "the topic where the record was first read."),
-            ("partition", "the partition where the record was first read."),
-            ("offset", "the offset where the record was first read."),
-            ("timestamp", "the timestamp of that record, epoch milliseconds."),
-            ("group", "the consumer group of the service that gave the record up."),
-            ("stage", "the service that gave the record up."),
-            ("attempts", "the number of attempts that were made."),
-            (
-                "exception.class.name",
-                "`RecordError.REASON` for refused input, `QueryFailure.REASON` for processing.",
-            ),
-            ("exception.message", "the reason in words, at most 4 KiB."),
-        )
-    ),
-    HeaderDoc(
-        TRUNCATED_HEADER,
-        "services",
-        "On a dead letter that was cut to fit its topic: the size of its value before the cut.",
-    ),
-    HeaderDoc(
-        HEADERS_LEFT_OUT_HEADER,
-        "services",
-        "On a dead letter whose headers did not fit: how many headers are missing.",
-    ),
+        INDEX_HEADER: "On a query that is planned again, because the searcher has a newer index: "
+        "the version of that index. Accepted on the topics of retries only.",
+        **{
+            ignored: f"`{name}`, ignored by all services: on a query whose application wrote that "
+            "header, and on a dead letter, so that a record with all its headers is a new query."
+            for name, ignored in IGNORED_NAMES.items()
+        },
+        UNREADABLE_HEADERS: "Replaces all headers of a record that has a header name which is not "
+        "UTF-8. Such a record becomes a dead letter.",
+        **{ERROR_PREFIX + name: f"On a dead letter: {text}" for name, text in _OF_ERRORS.items()},
+        TRUNCATED_HEADER: "On a dead letter that was cut to fit its topic: the size of its value "
+        "before the cut.",
+        HEADERS_LEFT_OUT_HEADER: "On a dead letter whose headers did not fit: how many headers are "
+        "missing.",
+    },
+    "`carpool dlq replay`": {
+        REPLAYED_FROM_HEADER: "On a replayed record: the dead letter that it was, as "
+        "topic/partition/offset.",
+    },
+}
+HEADERS = tuple(
+    HeaderDoc(name, writer, meaning)
+    for writer, meanings in _MEANINGS.items()
+    for name, meaning in meanings.items()
 )
 
 

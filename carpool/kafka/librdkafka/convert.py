@@ -31,49 +31,22 @@ A code without a kind passes; in a transaction, it aborts the transaction. `STAL
 such a code: the next heartbeat brings the epoch, and the next transaction has it.
 """
 
-_CODES: dict[Kind, tuple[int, ...]] = {
-    "passes": (
-        KafkaError._TIMED_OUT,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.UNSTABLE_OFFSET_COMMIT,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    ),
-    "refused": (
-        KafkaError.UNSUPPORTED_VERSION,
-        KafkaError._UNSUPPORTED_FEATURE,
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError.INVALID_TRANSACTION_TIMEOUT,
-        KafkaError.INVALID_RECORD,
-        KafkaError.POLICY_VIOLATION,
-    ),
-    "right": (
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    ),
-    "setting": (
-        KafkaError._INVALID_ARG,
-        KafkaError._NOT_CONFIGURED,
-        KafkaError._NOT_IMPLEMENTED,
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-    ),
-    "absent": (KafkaError._UNKNOWN_PARTITION,),
-    "removed": (
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.FENCED_INSTANCE_ID,
-        KafkaError.FENCED_MEMBER_EPOCH,
-    ),
-    "forgotten": (KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.UNKNOWN_PRODUCER_ID),
+_CODES: dict[Kind, str] = {
+    "passes": "_TIMED_OUT _TIMED_OUT_QUEUE REQUEST_TIMED_OUT UNSTABLE_OFFSET_COMMIT "
+    "NOT_COORDINATOR COORDINATOR_NOT_AVAILABLE COORDINATOR_LOAD_IN_PROGRESS",
+    "refused": "UNSUPPORTED_VERSION _UNSUPPORTED_FEATURE MSG_SIZE_TOO_LARGE UNKNOWN_TOPIC_OR_PART "
+    "_UNKNOWN_TOPIC INVALID_TRANSACTION_TIMEOUT INVALID_RECORD POLICY_VIOLATION",
+    "right": "TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "setting": "_INVALID_ARG _NOT_CONFIGURED _NOT_IMPLEMENTED _AUTHENTICATION "
+    "SASL_AUTHENTICATION_FAILED",
+    "absent": "_UNKNOWN_PARTITION",
+    "removed": "ILLEGAL_GENERATION UNKNOWN_MEMBER_ID FENCED_INSTANCE_ID FENCED_MEMBER_EPOCH",
+    "forgotten": "INVALID_PRODUCER_ID_MAPPING UNKNOWN_PRODUCER_ID",
 }
-KINDS: dict[int, Kind] = {code: kind for kind, codes in _CODES.items() for code in codes}
+KINDS: dict[int, Kind] = {
+    getattr(KafkaError, name): kind for kind, names in _CODES.items() for name in names.split()
+}
 FAULTS: tuple[Kind, ...] = ("refused", "right", "setting")
 
 
