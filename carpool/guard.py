@@ -25,7 +25,6 @@ class GuardedProcess(subprocess.Popen[AnyStr]):
         _tell_reaper(f"+{self.pid}\n")
 
     def wait(self, timeout: float | None = None) -> int:
-        """See `subprocess.Popen`."""
         status = super().wait(timeout)
         _tell_reaper(f"-{self.pid}\n")
         return status

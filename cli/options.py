@@ -106,7 +106,6 @@ class Sources(Config):
     ] = None
 
     def given(self, **flags: dict[str, Any]) -> Given:
-        """See `Config`."""
         kafka = {"bootstrap": self.bootstrap} | flags.pop("kafka", {})
         return super().given(kafka=kafka, **flags)
 

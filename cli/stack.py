@@ -88,19 +88,17 @@ def choose_port(wanted: int, default: int, name: str) -> int:
 
     Raises `ConfigError` when a chosen port is in use.
     """
-    port = wanted or free_port()
-    while True:
-        with socket.socket() as probe, suppress(OSError):
-            # what a server that just ended left behind is free
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((LOOPBACK, port))
-            if reserve(f"port {port}"):
-                return port
-        if wanted not in (0, default):
-            raise ConfigError(
-                f"port {wanted} for {name} is taken; choose another with --set, or 0 for a free one"
-            )
-        port = free_port()
+    with socket.socket() as probe, suppress(OSError):
+        # what a server that just ended left behind is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((LOOPBACK, wanted))
+        if wanted and reserve(f"port {wanted}"):
+            return wanted
+    if wanted not in (0, default):
+        raise ConfigError(
+            f"port {wanted} for {name} is taken; choose another with --set, or 0 for a free one"
+        )
+    return free_port()
 
 
 def make_plan(
@@ -197,33 +195,19 @@ def service_specs(
         own.append(f"generator.prompt_chars_max={min(chars_max, ours.prompt_chars_max)}")
     if plan.passages_max is not None:
         own.append(f"generator.passages_max={plan.passages_max}")
-    specs = []
-    for name in SERVICES:
-        address = f"{LOOPBACK}:{plan.ports[name]}"
-        arguments = [
-            *_without_llm_server(passed),
-            *(part for text in own for part in ("--set", text)),
-        ]
-        specs.append(
-            ChildSpec(
-                name=name,
-                command=[
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "carpool",
-                    name,
-                    *arguments,
-                    "--port",
-                    str(plan.ports[name]),
-                ],
-                environ=_environment(plan, name),
-                log_file=Path(settings.up.state_dir) / f"{name}.log",
-                probe=partial(probe_service, address),
-                address=address,
-            )
+    arguments = [*_without_llm_server(passed), *(part for text in own for part in ("--set", text))]
+    python = (sys.executable, "-P", "-m", "carpool")
+    return [
+        ChildSpec(
+            name=name,
+            command=[*python, name, *arguments, "--port", str(plan.ports[name])],
+            environ=_environment(plan, name),
+            log_file=Path(settings.up.state_dir) / f"{name}.log",
+            probe=partial(probe_service, address),
+            address=address,
         )
-    return specs
+        for name, address in plan.http.items()
+    ]
 
 
 def _environment(plan: StackPlan, service: str) -> dict[str, str]:

@@ -45,16 +45,26 @@ class Brokers:
         waiting = {group: self._waiting(before[group]) for group in reads}
         if any(count for counts in waiting.values() for count, _ in counts.values()):
             time.sleep(look_s)
-        return [
-            _status(
-                group,
-                *described[group],
-                waiting[group],
-                before[group],
-                self._committed(group, places[group]),
+        found = []
+        for group in reads:
+            state, members = described[group]
+            owners = {tuple(at): each.name for each in members for at in each.partitions}
+            after = self._committed(group, places[group])
+            partitions = [
+                Partition(
+                    topic=at.topic,
+                    number=at.partition,
+                    waiting=count,
+                    oldest_s=oldest_s,
+                    member=owners.get(at),
+                    has_moved=count == 0 or after.get(at) != before[group].get(at),
+                )
+                for at, (count, oldest_s) in sorted(waiting[group].items())
+            ]
+            found.append(
+                GroupStatus(name=group, state=state, members=members, partitions=partitions)
             )
-            for group in reads
-        ]
+        return found
 
     def _describe(self, groups: list[str]) -> dict[str, tuple[str, list[Member]]]:
         found: dict[str, tuple[str, list[Member]]] = {}
@@ -161,29 +171,6 @@ class Brokers:
                 for end in batch.ends:
                     found.setdefault(end, (None, None))
         return found
-
-
-def _status(
-    group: str,
-    state: str,
-    members: list[Member],
-    waiting: dict[TopicPartition, tuple[int, float | None]],
-    before: dict[TopicPartition, tuple[int, str]],
-    after: dict[TopicPartition, tuple[int, str]],
-) -> GroupStatus:
-    owners = {tuple(place): member.name for member in members for place in member.partitions}
-    partitions = [
-        Partition(
-            topic=place[0],
-            number=place[1],
-            waiting=count,
-            oldest_s=oldest_s,
-            member=owners.get(place),
-            has_moved=count == 0 or after.get(place) != before.get(place),
-        )
-        for place, (count, oldest_s) in sorted(waiting.items())
-    ]
-    return GroupStatus(name=group, state=state, members=members, partitions=partitions)
 
 
 def _completed(offset: int, metadata: str) -> int:

@@ -35,7 +35,6 @@ class PlainProgress(ProgressReport):
         self._started_us = self._said_us = 0
 
     def start(self, step: str, total: int, done: int = 0) -> None:
-        """Begins a step."""
         self._step, self._total, self._done, self._resumed = step, total, done, done
         self._started_us = self._clock.now_us()
         self._said_us = self._started_us - PLAIN_INTERVAL_US // 2  # the first line comes early
@@ -58,7 +57,6 @@ class PlainProgress(ProgressReport):
             )
 
     def note(self, text: str) -> None:
-        """Writes the line."""
         self._say(text)
 
     def _say(self, text: str) -> None:

@@ -236,11 +236,9 @@ class DocumentStore:
         self._documents = self._offsets = -1
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Closes the store."""
         self.close()
 
 

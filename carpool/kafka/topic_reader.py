@@ -284,11 +284,9 @@ class TopicReader:
         self._consumer.close()
 
     def __enter__(self) -> Self:
-        """Returns the reader."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Disconnects."""
         self.close()
 
 

@@ -101,7 +101,10 @@ class OtelTracer(Tracer):
                     continue
                 _end(part.sends, now_us)
                 part.process.end(now_us * 1_000)
-                self._one_less(key[0], now_us)
+                if (batch := self._groups.get(key[0])) is not None:
+                    batch.owed -= 1
+                    if batch.owed == 0:
+                        self._groups.pop(key[0]).span.end(now_us * 1_000)
 
     def revoked(self, unit_ids: Iterable[int], now_us: int) -> None:
         gone = frozenset(unit_ids)
@@ -166,12 +169,10 @@ class OtelTracer(Tracer):
             attributes["messaging.batch.message_count"] = len(parts)
         send = self._tracer.start_span(
             f"send {output.topic}",
-            context=Context() if is_shared else set_span_in_context(parts[0].process, Context()),
+            context=Context() if is_shared else _under(parts[0].process),
             kind=SpanKind.PRODUCER,
             attributes=attributes,
-            links=_links([part.process.get_span_context() for part in parts])
-            if is_shared
-            else None,
+            links=_links([part.process.get_span_context() for part in parts if is_shared]),
             start_time=now_us * 1_000,
         )
         parts[0].sends.append(send)
@@ -187,22 +188,12 @@ class OtelTracer(Tracer):
         ]
         self._tracer.start_span(
             operation.name,
-            context=Context()
-            if operation.shared_by
-            else set_span_in_context(part.process, Context()),
+            context=Context() if operation.shared_by else _under(part.process),
             kind=KINDS[operation.kind],
             attributes=operation.attributes,
             links=_links(shared),
             start_time=operation.started_us * 1_000,
         ).end(operation.ended_us * 1_000)
-
-    def _one_less(self, unit_id: int, now_us: int) -> None:
-        batch = self._groups.get(unit_id)
-        if batch is None:
-            return
-        batch.owed -= 1
-        if batch.owed == 0:
-            self._groups.pop(unit_id).span.end(now_us * 1_000)
 
 
 def _queries_of(unit: Unit[Any]) -> list[tuple[str | None, Headers]]:
@@ -247,5 +238,9 @@ def _text(headers: Headers, name: str) -> str:
 
 def _traceparent(span: Span) -> str:
     carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier, set_span_in_context(span, Context()))
+    _PROPAGATOR.inject(carrier, _under(span))
     return carrier[TRACEPARENT]
+
+
+def _under(span: Span) -> Context:
+    return set_span_in_context(span, Context())

@@ -99,13 +99,11 @@ class ModuleProcess:
     def submit(
         self, request: RunRequest, then: Callable[[Ran], None], is_wanted: Callable[[], bool]
     ) -> None:
-        """See `ProgramProcess`."""
         self._add(
             _Call(request=request, then=then, is_wanted=is_wanted, number=next(self._numbers))
         )
 
     def run(self, request: RunRequest) -> NextSteps:
-        """See `ProgramProcess`."""
         future = Future[Ran]()
         self.submit(request, future.set_result, lambda: True)
         ran = future.result()
@@ -239,7 +237,6 @@ class TwoProcesses(ModuleProcess):
         self._other = ModuleProcess(module, hash_seed=1)
 
     def start(self) -> tuple[Program, ...]:
-        """See `ModuleProcess`."""
         self._other.start()
         return super().start()
 

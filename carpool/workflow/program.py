@@ -88,7 +88,6 @@ class RunRequest:
 
     @property
     def label(self) -> str:
-        """See `Program`."""
         return f"{self.name}@{self.version}"
 
     @property

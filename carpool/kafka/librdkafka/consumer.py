@@ -320,11 +320,9 @@ class LibrdkafkaConsumer:
         return self._waiting.counts(self._member, self._assigned, ask=ask)
 
     def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
-        """Queues a request; `poll` sends it, and a later `poll` delivers the result."""
         self._commits.add(offsets, on_result)
 
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
-        """Commits offsets with their metadata, blocking."""
         commit_now(self._settings, self._group, self._consumer, offsets)
 
     def membership(self, *, fresh: bool = False) -> Membership | None:
@@ -339,7 +337,6 @@ class LibrdkafkaConsumer:
         self._member = None
 
     def close(self) -> None:
-        """Leaves the group and disconnects."""
         self.leave()
         self._waiting.close()
         if self._handover is not None:
