@@ -180,9 +180,7 @@ def _choices(error: msgspec.ValidationError, section: str, kind: type[Settings])
 
 
 def _from_file(
-    file: Path,
-    sections: Mapping[str, type[Settings]],
-    problems: list[str],
+    file: Path, sections: Mapping[str, type[Settings]], problems: list[str]
 ) -> dict[str, dict[str, Any]]:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))

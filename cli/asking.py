@@ -18,14 +18,7 @@ from carpool.clock import SystemClock
 from carpool.errors import ConfigError, RecordError
 from carpool.foreign_files import refuse_foreign
 from carpool.kafka.topic_reader import read_topic
-from cli.answers import (
-    ANSWERED,
-    answer_text,
-    evidence_lines,
-    step_line,
-    text_after,
-    timing_line,
-)
+from cli.answers import ANSWERED, answer_text, evidence_lines, step_line, text_after, timing_line
 from cli.console import output, people, print_json, print_json_line, print_plain
 from cli.exit_codes import FAILED
 from cli.options import Beside, JsonOption, spread

@@ -19,14 +19,7 @@ from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output, people, print_json, quiet_logs
 from cli.exit_codes import FAILED
-from cli.letters import (
-    count,
-    letter_json,
-    letter_text,
-    letters_table,
-    reasons_table,
-    topics_table,
-)
+from cli.letters import count, letter_json, letter_text, letters_table, reasons_table, topics_table
 from cli.options import Beside, JsonOption, command_group, logical_topic, parse_place, spread
 from schemas.deadletter import Action
 from schemas.topics import DEAD_LETTER_SUFFIX, QUERIES_DEAD

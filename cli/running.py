@@ -53,10 +53,7 @@ def run_everything(
         settings.up.ready_timeout_s, note=lambda line: console.print(line, style="yellow")
     )
     run = Run(
-        pid=os.getpid(),
-        bootstrap=plan.bootstrap,
-        prefix=settings.kafka.prefix,
-        http=plan.http,
+        pid=os.getpid(), bootstrap=plan.bootstrap, prefix=settings.kafka.prefix, http=plan.http
     )
     with supervisor:
         try:

@@ -25,8 +25,7 @@ def create(
         int | None, typer.Option(min=1, help="Partitions of the keyed topics.")
     ] = None,
     replication: Annotated[
-        int | None,
-        typer.Option(min=0, help="Copies of each; 0: three, or as many as brokers."),
+        int | None, typer.Option(min=0, help="Copies of each; 0: three, or as many as brokers.")
     ] = None,
     as_json: JsonOption = False,
     *,

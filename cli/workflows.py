@@ -166,8 +166,7 @@ class RunOptions:
         str | None, typer.Option(metavar="URL", help="The LLM server. Default: llm.base_url.")
     ] = None
     llm_model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The model to ask for. Default: llm.model."),
+        str | None, typer.Option(metavar="NAME", help="The model to ask for. Default: llm.model.")
     ] = None
     first: Annotated[
         int,

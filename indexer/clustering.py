@@ -33,10 +33,7 @@ class Assignment(NamedTuple):
 
 
 def train_centroids(
-    vectors: Vectors,
-    nlist: int,
-    settings: ClusteringIdentity,
-    progress: ProgressReport,
+    vectors: Vectors, nlist: int, settings: ClusteringIdentity, progress: ProgressReport
 ) -> Float32:
     """Returns centroids: (nlist, dim) float32, row-normalised, trained on a seeded sample. Blocks.
 
@@ -66,10 +63,7 @@ def train_centroids(
 
 
 def _sample(
-    vectors: Vectors,
-    nlist: int,
-    settings: ClusteringIdentity,
-    progress: ProgressReport,
+    vectors: Vectors, nlist: int, settings: ClusteringIdentity, progress: ProgressReport
 ) -> Float32:
     """Returns rows in random order, so that the first ones are a sample too."""
     try:

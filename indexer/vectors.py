@@ -146,11 +146,7 @@ def _is_whole(path: Path, shard: Shard, dimension: int) -> bool:
 
 
 def embed_shards(
-    folder: Path,
-    shards: Sequence[Shard],
-    store: DocumentStore,
-    embedder: Embedder,
-    on_rows: OnRows,
+    folder: Path, shards: Sequence[Shard], store: DocumentStore, embedder: Embedder, on_rows: OnRows
 ) -> None:
     """Embeds `shards` and saves each atomically; calls `on_rows` after each batch. Blocks."""
     for shard in shards:

@@ -23,13 +23,7 @@ from carpool.clock import Clock, SystemClock
 from carpool.errors import ConfigError, RecordError, RetryableError
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import load_settings, settings_file
-from producers.build_query import (
-    QueryRecord,
-    QuestionArgs,
-    build_cancel,
-    build_record,
-    source_of,
-)
+from producers.build_query import QueryRecord, QuestionArgs, build_cancel, build_record, source_of
 from producers.errors import AnswerTimeout, PublishError
 from producers.match_answers import ExpectedAnswers, PartialText, Place, Ticket
 from producers.publish_queries import Publisher

@@ -8,13 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from schemas.codec import PASSED_ON
-from schemas.headers import (
-    HEADERS,
-    IGNORED_NAMES,
-    KEY_HEADER,
-    REPLAYED_FROM_HEADER,
-    RETRY_HEADERS,
-)
+from schemas.headers import HEADERS, IGNORED_NAMES, KEY_HEADER, REPLAYED_FROM_HEADER, RETRY_HEADERS
 from schemas.topics import (
     ANSWERS,
     CANCELS,

@@ -111,7 +111,7 @@ _MEANINGS: dict[Writer, dict[str, str]] = {
     },
     "`carpool dlq replay`": {
         REPLAYED_FROM_HEADER: "On a replayed record: the dead letter that it was, as "
-        "topic/partition/offset.",
+        "topic/partition/offset."
     },
 }
 HEADERS = tuple(

@@ -221,10 +221,7 @@ class CodeScanner:
         return list(map(Proposed, rotated, rows, estimates))
 
     def add(
-        self,
-        proposed: Sequence[Proposed],
-        probes: Sequence[Int64],
-        mask: RowMask | None = None,
+        self, proposed: Sequence[Proposed], probes: Sequence[Int64], mask: RowMask | None = None
     ) -> None:
         """Adds the rows of clusters to what is proposed, where they are better. Releases the GIL.
 
@@ -258,11 +255,7 @@ class CodeScanner:
         )
 
     def scan(
-        self,
-        queries: Float32,
-        probes: Sequence[Int64],
-        count: int,
-        mask: RowMask | None = None,
+        self, queries: Float32, probes: Sequence[Int64], count: int, mask: RowMask | None = None
     ) -> tuple[Int64, Float32]:
         """Returns the rows with the best estimated scores of each query, and the estimates.
 
@@ -277,10 +270,7 @@ class CodeScanner:
         return np.take_along_axis(rows, order, 1), np.take_along_axis(estimates, order, 1)
 
     def _add_by_numpy(
-        self,
-        proposed: Sequence[Proposed],
-        probes: Sequence[Int64],
-        mask: RowMask | None,
+        self, proposed: Sequence[Proposed], probes: Sequence[Int64], mask: RowMask | None
     ) -> None:
         queries = np.stack([one.query for one in proposed])
         scales = np.maximum(np.abs(queries).max(axis=1), np.float32(1e-30)) / np.float32(127)

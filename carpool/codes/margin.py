@@ -37,21 +37,13 @@ SQ8_REACH = 6.0
 The numbers of a normalised vector, rotated at random, are about normally distributed with deviation
 1 / sqrt(dimension): one in 500 million is larger, and it is clipped.
 """
-_ERRORS = {
-    "float16": 6e-4,
-    "sq8": 2 * SQ8_REACH / 255 / math.sqrt(12),
-    "int4": 0.12,
-}
+_ERRORS = {"float16": 6e-4, "sq8": 2 * SQ8_REACH / 255 / math.sqrt(12), "int4": 0.12}
 """Standard deviation of an error, times sqrt(dimension)."""
 DEVIATIONS = 2.8
 """Of a million rows, 5 of 27,000 ids are missed (docs/benchmarks.md)."""
 _MOST = 0.6
 """Share of the margin that the first scan must cover. Few of the best rows are farther away."""
-_FIRST_COUNTS = {
-    "float16": (1, 5),
-    "sq8": (2, 5),
-    "int4": (2, 5),
-}
+_FIRST_COUNTS = {"float16": (1, 5), "sq8": (2, 5), "int4": (2, 5)}
 """Rows to propose at first: so many times `top_k`, and so many more."""
 
 

@@ -41,12 +41,7 @@ NOT_REPLAYED = (*RETRY_HEADERS, *IGNORED_NAMES.values(), REPLAYED_FROM_HEADER)
 
 
 def make_letter(
-    *,
-    source: Source,
-    key: bytes | None,
-    value: bytes | None,
-    headers: Headers,
-    reason: Reason,
+    *, source: Source, key: bytes | None, value: bytes | None, headers: Headers, reason: Reason
 ) -> Output:
     """Returns the letter of the record at `source`, for the partition of the same number.
 

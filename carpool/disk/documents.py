@@ -159,11 +159,7 @@ class DocumentStore:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        row_count: int,
-        build_id: int,
-        of_places: UInt32 | None = None,
+        self, folder: Path, row_count: int, build_id: int, of_places: UInt32 | None = None
     ) -> None:
         """`of_places`: the document of each row (`carpool.disk.document_rows`); None: its row."""
         documents_path, offsets_path = str(folder / DOCUMENTS_NAME), str(folder / OFFSETS_NAME)
@@ -184,10 +180,7 @@ class DocumentStore:
 
     @classmethod
     def open(
-        cls,
-        index_dir: Path,
-        manifest: Manifest,
-        of_places: UInt32 | None = None,
+        cls, index_dir: Path, manifest: Manifest, of_places: UInt32 | None = None
     ) -> DocumentStore:
         """Returns the store of a complete index. Reads the first document to check the build.
 

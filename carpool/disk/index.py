@@ -12,11 +12,7 @@ from carpool.arrays import Float32, Int64
 from carpool.codes.codec import CODEC, CodeLayout
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.checked_file import CheckedFile
-from carpool.disk.document_rows import (
-    DOCUMENT_ROWS_NAME,
-    first_rows,
-    read_document_rows,
-)
+from carpool.disk.document_rows import DOCUMENT_ROWS_NAME, first_rows, read_document_rows
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents
 from carpool.disk.extents import ClusterExtent, CodeExtent, codes_name, plan_codes, segment_name

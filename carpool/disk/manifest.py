@@ -116,9 +116,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Returns how rows are arranged in pages. Raises `ConfigError` for an impossible layout."""
         try:
             return PageLayout(
-                dimension=self.dimension,
-                vector_dtype=self.vector_dtype,
-                page_bytes=self.page_bytes,
+                dimension=self.dimension, vector_dtype=self.vector_dtype, page_bytes=self.page_bytes
             )
         except ValueError as error:
             raise ConfigError(

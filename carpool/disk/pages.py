@@ -122,9 +122,7 @@ def dense(cluster: ClusterPages) -> ClusterRows:
 
 
 def choose_layout(
-    dimension: int,
-    vector_dtype: VectorDtype,
-    row_counts: Sequence[int] = (1 << 20,),
+    dimension: int, vector_dtype: VectorDtype, row_counts: Sequence[int] = (1 << 20,)
 ) -> PageLayout:
     """Returns the smallest page within `SIZE_MARGIN` of the best size for these clusters.
 

@@ -200,12 +200,7 @@ def encode_header(
 
 
 def check_header(
-    path: Path,
-    layout: PageLayout,
-    extents: Sequence[ClusterExtent],
-    *,
-    build_id: int,
-    segment: int,
+    path: Path, layout: PageLayout, extents: Sequence[ClusterExtent], *, build_id: int, segment: int
 ) -> None:
     """Raises `CorruptionError` unless `path` has the header of this segment. Blocks."""
     descriptor = open_regular(path)

@@ -42,8 +42,7 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         Meta(description="Security protocol of the connections to the brokers."),
     ] = "PLAINTEXT"
     sasl_mechanism: Annotated[
-        str,
-        Meta(description="SASL mechanism: PLAIN, SCRAM-SHA-512, OAUTHBEARER; empty: none."),
+        str, Meta(description="SASL mechanism: PLAIN, SCRAM-SHA-512, OAUTHBEARER; empty: none.")
     ] = ""
     sasl_username: Annotated[str, Meta(description="SASL user name.")] = ""
     sasl_password: Annotated[

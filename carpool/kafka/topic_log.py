@@ -35,12 +35,7 @@ class TopicLog:
     """
 
     def __init__(
-        self,
-        settings: KafkaSettings,
-        clock: Clock,
-        topic: Topic,
-        *,
-        is_urgent: bool = True,
+        self, settings: KafkaSettings, clock: Clock, topic: Topic, *, is_urgent: bool = True
     ) -> None:
         """Connects in `open`.
 

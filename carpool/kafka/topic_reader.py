@@ -20,11 +20,7 @@ from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.clock import Clock
 from carpool.errors import ConfigError, RetryableError
-from carpool.kafka.client_config import (
-    METADATA_REFRESH_MS,
-    PROTOCOL_OVERHEAD_BYTES,
-    reader_config,
-)
+from carpool.kafka.client_config import METADATA_REFRESH_MS, PROTOCOL_OVERHEAD_BYTES, reader_config
 from carpool.kafka.cluster import cluster_metadata, is_of_right, told
 from carpool.kafka.raw_records import message_of, place_of_event, raw_partition
 from carpool.kafka.records import Message, TopicPartition

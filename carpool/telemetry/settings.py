@@ -20,12 +20,7 @@ class HttpSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "127.0.0.1"
     port: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65_535,
-            description="Port; 0: a free one (logged at start).",
-        ),
+        int, Meta(ge=0, le=65_535, description="Port; 0: a free one (logged at start).")
     ] = 0
 
 

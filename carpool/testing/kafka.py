@@ -132,11 +132,7 @@ class KafkaServer:
         command = self._java(options, "kafka.Kafka", str(self._properties))
         with (self._folder / "log").open("ab") as output:
             self._process = GuardedProcess[bytes](
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=self._folder,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self._folder
             )
 
     def wait_ready(self) -> None:

@@ -26,13 +26,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from carpool.testing.http import (
-    EventStream,
-    LastRequest,
-    RefusedRequest,
-    decoded,
-    json_response,
-)
+from carpool.testing.http import EventStream, LastRequest, RefusedRequest, decoded, json_response
 from carpool.testing.llm_api import (
     NO_FAULT,
     ODD_EVENTS,

@@ -14,9 +14,7 @@ from typing import Any
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 BYTES_PER_TOKEN = 3
 _SPECIALS = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
-_PIECE = re.compile(
-    r" ?[^\W\d_]+| ?\d| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
+_PIECE = re.compile(r" ?[^\W\d_]+| ?\d| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 _MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", re.DOTALL)
 
 

@@ -24,13 +24,7 @@ from types import ModuleType
 import msgspec
 
 from carpool.errors import ConfigError
-from carpool.workflow.messages import (
-    Failed,
-    ModuleLoaded,
-    ModuleText,
-    asks_of,
-    packed,
-)
+from carpool.workflow.messages import Failed, ModuleLoaded, ModuleText, asks_of, packed
 from carpool.workflow.program import Program, RunRequest
 from carpool.workflow.resume import in_words, resume
 from carpool.workflow.steps import WorkflowError

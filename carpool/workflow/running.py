@@ -28,11 +28,7 @@ class RunningPrograms:
         self._running: dict[int, tuple[Unit[Any], int | None]] = {}  # with their deadlines
 
     def ask(
-        self,
-        unit: Unit[Any],
-        query: Query,
-        deadline_us: int | None,
-        then: Callable[[Ran], None],
+        self, unit: Unit[Any], query: Query, deadline_us: int | None, then: Callable[[Ran], None]
     ) -> None:
         """Runs the program of a workflow; `then` gets the result, unless the unit is withdrawn.
 
