@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from carpool.arrays import Float32
@@ -54,7 +54,11 @@ def questions_of_log(
     `ConfigError` where there is no such topic, `RetryableError` where it cannot be read.
     """
     progress.note(f"reading {QUERIES.name}")
-    queries = list(_asked(kafka, clock))[-count_max:]
+    asked = list[Query]()
+    for message in read_topic(kafka, clock, QUERIES.name, name="tune"):
+        with suppress(RecordError):  # the grouper refused it, too
+            asked.append(decode_query(message.value, message.headers, message.source))
+    queries = asked[-count_max:]
     vectors = [
         np.frombuffer(query.vector, "<f4")
         for query in queries
@@ -68,24 +72,6 @@ def questions_of_log(
     if not parts:
         return np.empty((0, manifest.dimension), np.float32)
     return _normalised(np.concatenate(parts))
-
-
-def _asked(kafka: KafkaSettings, clock: Clock) -> Iterator[Query]:
-    for message in read_topic(kafka, clock, QUERIES.name, name="tune"):
-        try:
-            yield decode_query(message.value, message.headers, message.source)
-        except RecordError:
-            continue  # the grouper refused it, too
-
-
-def _text_of(line: str) -> str:
-    if not line.startswith("{"):
-        return line
-    try:
-        found = msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        return line
-    return str(found.get("text") or found.get("question") or "")
 
 
 def _normalised(vectors: Float32) -> Float32:

@@ -21,7 +21,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     workflow: str | None = None
 
 
-def read_questions(path: Path, limit: int | None = None) -> tuple[Question, ...]:
+def read_questions(path: Path) -> tuple[Question, ...]:
     """Returns the questions of a file: JSON lines with `text`, or plain text lines; perhaps gzip.
 
     Blank lines are ignored. Raises `ConfigError` that names the line.
@@ -32,8 +32,6 @@ def read_questions(path: Path, limit: int | None = None) -> tuple[Question, ...]
     try:
         with _open(path) as lines:
             for number, line in enumerate(lines, start=1):
-                if limit is not None and len(questions) >= limit:
-                    break
                 if line.strip():
                     questions.append(
                         decoder.decode(line) if is_json else Question(text=line.decode().strip())

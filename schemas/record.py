@@ -63,8 +63,4 @@ def with_traceparent(headers: Headers, traceparent: str) -> Headers:
 
 def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> bytes | None:
     """Returns the last value of the header `name` (Kafka's rule for repeated names), or None."""
-    found = None
-    for key, value in headers:
-        if key == name:
-            found = value
-    return found
+    return dict(headers).get(name)

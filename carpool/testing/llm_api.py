@@ -30,14 +30,6 @@ ODD_EVENTS = (
     '{"choices":[],"usage":{"prompt_tokens":null,"completion_tokens":-5,"total_tokens":1e22}}',
 )
 """What says nothing of an answer, and what no record can hold."""
-REFUSALS = (
-    LlmFault(mode="429", retry_after_s=1.0),
-    LlmFault(mode="503"),
-    LlmFault(mode="hang"),
-    LlmFault(mode="reset"),
-    LlmFault(mode="garbage"),
-)
-"""The faults of a server: busy, away, silent, disconnecting, invalid."""
 
 
 class LlmRequests(msgspec.Struct, kw_only=True):

@@ -19,7 +19,6 @@ from bench.core.stack import Stack
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
-from carpool.testing.llm_api import REFUSALS
 from carpool.testing.llm_server import LlmFault, LlmServer
 from producers import Client
 from schemas.answer import Answer
@@ -169,7 +168,9 @@ def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
     with LlmServer(latency_ms=50) as llm, generator(broker, llm, tmp_path) as stack:
         pid = stack["generator"].pid
         load(1.0)
-        for fault in REFUSALS:
+        busy = LlmFault(mode="429", retry_after_s=1.0)
+        others = (LlmFault(mode=mode) for mode in ("503", "hang", "reset", "garbage"))
+        for fault in (busy, *others):
             with llm.refusing(fault):
                 completed = llm.requests.in_flight + llm.requests.completed
                 load(outage_s)
