@@ -37,9 +37,9 @@ from indexer.vectors import (
     Vectors,
     check_stored,
     embed_shards,
+    is_saved,
     open_precomputed,
     open_shards,
-    present_shards,
 )
 from indexer.workspace import BUILD_NAME, Workspace
 from indexer.write import cluster_and_write, documents_build_id
@@ -299,15 +299,16 @@ class _Build:
         row_count = passages.table.document_count
         folder, dimension = self.workspace.shards, state.dimension
         shards = plan_shards(row_count, state.identity.vectors.shard_rows)
-        present = present_shards(folder, shards, dimension) if dimension else frozenset()
-        remaining = [shard for shard in shards if shard.number not in present]
+        remaining = [
+            shard for shard in shards if not (dimension and is_saved(folder, shard, dimension))
+        ]
         if remaining or dimension is None:
             settings = self.config.embedding
             self.progress.note(f"loading the model {settings.model} (slower at its first use)")
             embedder = load_embedder(settings, are_passages=True)
             dimension = embedder.dimension
             state = self.workspace.save_state(state, dimension=dimension)
-            remaining_rows = sum(shard.stop - shard.start for shard in remaining)
+            remaining_rows = sum(map(len, remaining))
             self.progress.start("embedding", row_count, row_count - remaining_rows)
             embed_shards(folder, remaining, passages, embedder, self.progress.advance)
         return state, open_shards(folder, shards, dimension)

@@ -20,7 +20,6 @@ from carpool.embedding.embedder import batches
 from carpool.errors import ConfigError, CorruptionError
 from carpool.foreign_files import refuse_foreign
 from indexer.corpus import passage_text
-from indexer.plan.state import Shard
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -126,31 +125,26 @@ def _as_float32(rows: npt.NDArray[np.floating], is_normalised: bool) -> Float32:
     return vectors
 
 
-def shard_path(folder: Path, shard: Shard) -> Path:
-    """Returns where a shard is saved."""
-    return folder / f"shard-{shard.number:06d}.f32"
+def shard_path(folder: Path, shard: range) -> Path:
+    """Returns where the vectors of these rows are saved."""
+    return folder / f"shard-{shard.start:09d}.f32"
 
 
-def present_shards(folder: Path, shards: Sequence[Shard], dimension: int) -> frozenset[int]:
-    """Returns the numbers of the undamaged saved shards. Reads all of them; blocks."""
-    return frozenset(
-        shard.number for shard in shards if _is_whole(shard_path(folder, shard), shard, dimension)
-    )
-
-
-def _is_whole(path: Path, shard: Shard, dimension: int) -> bool:
+def is_saved(folder: Path, shard: range, dimension: int) -> bool:
+    """Returns whether a shard is saved and undamaged. Reads it; blocks."""
+    path = shard_path(folder, shard)
     content = path.read_bytes() if path.is_file() else b""
     rows, trailer = content[: -_TRAILER.size], content[-_TRAILER.size :]
-    is_complete = len(rows) == (shard.stop - shard.start) * dimension * 4
+    is_complete = len(rows) == len(shard) * dimension * 4
     return is_complete and trailer == _TRAILER.pack(zlib.crc32(rows))
 
 
 def embed_shards(
-    folder: Path, shards: Sequence[Shard], store: DocumentStore, embedder: Embedder, on_rows: OnRows
+    folder: Path, shards: Sequence[range], store: DocumentStore, embedder: Embedder, on_rows: OnRows
 ) -> None:
     """Embeds `shards` and saves each atomically; calls `on_rows` after each batch. Blocks."""
     for shard in shards:
-        texts = [passage_text(document) for document in store.get(range(shard.start, shard.stop))]
+        texts = [passage_text(document) for document in store.get(shard)]
         vectors = np.empty((len(texts), embedder.dimension), dtype="<f4")
         for rows in batches(texts):
             vectors[rows] = embedder.encode([texts[row] for row in rows])
@@ -160,9 +154,9 @@ def embed_shards(
         write_atomically(shard_path(folder, shard), content + _TRAILER.pack(zlib.crc32(content)))
 
 
-def open_shards(folder: Path, shards: Sequence[Shard], dimension: int) -> Vectors:
+def open_shards(folder: Path, shards: Sequence[range], dimension: int) -> Vectors:
     """Returns the saved vectors. All shards must be present."""
-    files = [RowFile(shard_path(folder, shard), 0, shard.stop - shard.start) for shard in shards]
+    files = [RowFile(shard_path(folder, shard), 0, len(shard)) for shard in shards]
     return Vectors(files, dimension=dimension)
 
 

@@ -103,21 +103,10 @@ SHARD_ROWS = 256
 """Rows between two saves: fewer make many files, more repeat more work after a kill."""
 
 
-class Shard(NamedTuple):
-    """Rows that are embedded and saved together: [start, stop)."""
-
-    number: int
-    start: int
-    stop: int
-
-
-def plan_shards(row_count: int, shard_rows: int) -> tuple[Shard, ...]:
-    """Returns the shards of `row_count` rows. They are the same in every run."""
+def plan_shards(row_count: int, shard_rows: int) -> tuple[range, ...]:
+    """Returns the rows that are embedded and saved together. They are the same in every run."""
     starts = range(0, row_count, shard_rows)
-    return tuple(
-        Shard(number, start, min(start + shard_rows, row_count))
-        for number, start in enumerate(starts)
-    )
+    return tuple(range(start, min(start + shard_rows, row_count)) for start in starts)
 
 
 STATE_FORMAT = "v5"

@@ -27,7 +27,6 @@ from indexer.plan.state import (
     CorpusIdentity,
     DocumentsDone,
     LayoutIdentity,
-    Shard,
     VectorsIdentity,
     plan_resume,
     plan_shards,
@@ -105,7 +104,7 @@ def test_a_state_of_another_format_keeps_nothing_and_says_so() -> None:
 
 
 def test_forty_rows_make_shards_of_16_16_and_8() -> None:
-    assert plan_shards(40, 16) == (Shard(0, 0, 16), Shard(1, 16, 32), Shard(2, 32, 40))
+    assert plan_shards(40, 16) == (range(16), range(16, 32), range(32, 40))
     assert plan_shards(0, 16) == ()
 
 
