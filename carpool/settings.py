@@ -115,6 +115,11 @@ def settings_file(named: Path | None, environ: Mapping[str, str]) -> Path | None
     return file
 
 
+def section_kinds(kind: type[msgspec.Struct]) -> dict[str, type[Settings]]:
+    """Returns the sections of a struct of settings by name, in order."""
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
+
+
 def load_settings(
     kind: type[T],
     *,
@@ -127,9 +132,7 @@ def load_settings(
     `flags`: values by section and name. Sections of other programs are skipped.
     Raises `ConfigError` that lists all problems, each with the place where it was set.
     """
-    sections: dict[str, type[Settings]] = {
-        field.name: field.type for field in msgspec.structs.fields(kind)
-    }
+    sections = section_kinds(kind)
     problems: list[str] = []
     sources = (
         _from_file(file, sections, problems) if file is not None else {},

@@ -40,12 +40,8 @@ def answer_text(answer: Answer) -> RenderableType:
     """Returns the answer, or why there is none, with what it can be checked by."""
     parts: list[RenderableType] = []
     if answer.status not in ANSWERED:
-        parts.append(
-            Text(
-                f"{answer.status}: {answer.error.message if answer.error else 'no reason given'}",
-                style="red",
-            )
-        )
+        why = answer.error.message if answer.error else "no reason given"
+        parts.append(Text(f"{answer.status}: {why}", style="red"))
     elif answer.answer:
         parts.append(Text(answer.answer.strip()))
     parts += evidence_lines(answer)
@@ -137,13 +133,8 @@ def step_line(step: StepDone) -> Text:
 
 def timing_line(answer: Answer) -> Text:
     """Returns the time of each stage of an answer, in a line."""
-    stages = stages_of([answer])
-    return Text(
-        "  ".join(f"{name} {answer.timings_ms[name]:,.1f}" for name in stages) + " ms"
-        if stages
-        else "",
-        style="dim",
-    )
+    times = [f"{name} {answer.timings_ms[name]:,.1f}" for name in stages_of([answer])]
+    return Text("  ".join(times) + " ms" if times else "", style="dim")
 
 
 def timing_table(answers: Sequence[Answer]) -> Table:

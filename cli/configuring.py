@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import typer
 
-from carpool.settings import Secret, SettingDoc, describe
+from carpool.settings import Secret, SettingDoc, describe, section_kinds
 from carpool.terminal import without_password
 from cli.console import print_json, print_plain
 from cli.options import JsonOption, Sources, spread
-from cli.settings import CarpoolSettings, load, section_kinds
+from cli.settings import CarpoolSettings, load
 
 WIDTH = 100
 STARS = "********"

@@ -117,16 +117,12 @@ def ask_service(name: str, address: str, reads: str) -> ServiceStatus:
 
 
 def _partitions(samples: Samples) -> list[PartitionIdle]:
-    found = []
-    for (sample, labels), moved_s in sorted(samples.items()):
-        if sample == "carpool_partition_moved_timestamp_seconds":
-            at = dict(labels)
-            found.append(
-                PartitionIdle(
-                    topic=at["topic"], number=int(at["partition"]), idle_s=_ago_s(moved_s)
-                )
-            )
-    return found
+    name = "carpool_partition_moved_timestamp_seconds"
+    moved = [(dict(at), at_s) for (sample, at), at_s in sorted(samples.items()) if sample == name]
+    return [
+        PartitionIdle(topic=at["topic"], number=int(at["partition"]), idle_s=_ago_s(at_s))
+        for at, at_s in moved
+    ]
 
 
 def _ago_s(timestamp_s: float) -> float:

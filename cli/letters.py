@@ -212,8 +212,5 @@ def _row(name: str, text: str) -> Text:
 
 
 def _time(moment_ms: int) -> str:
-    return (
-        datetime.fromtimestamp(moment_ms / 1_000, UTC)
-        .isoformat(timespec="milliseconds")
-        .replace("+00:00", "Z")
-    )
+    moment = datetime.fromtimestamp(moment_ms / 1_000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -6,7 +6,7 @@ import errno
 import importlib.metadata
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -125,30 +125,21 @@ def main() -> None:
         extra = extra_of(error.name or "")
         if extra is None:
             raise
-        _tell(
-            f"this command needs {error.name}, which is not installed: pip install "
-            f"'carpool[{extra}]'"
-        )
-        sys.exit(CHANGE_NEEDED)
-    except ConfigError as error:
-        _tell(str(error))
-        sys.exit(CHANGE_NEEDED)
+        what = f"this command needs {error.name}, which is not installed"
+        _fail(f"{what}: pip install 'carpool[{extra}]'", CHANGE_NEEDED)
     except (CarpoolError, RecordError) as error:
-        _tell(str(error))
-        sys.exit(FAILED)
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader closed the pipe, as in `| head`
+        _fail(str(error), CHANGE_NEEDED if isinstance(error, ConfigError) else FAILED)
+    except BrokenPipeError:  # the reader closed the pipe, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OK)
     except OSError as error:
         if error.errno not in DISK_REFUSES:
             raise
-        _tell(
+        _fail(
             f"cannot write {error.filename or 'a file'}: {error.strerror}; free space, or name "
-            "another folder (`carpool up --state-dir DIR`, `--out DIR`)"
+            "another folder (`carpool up --state-dir DIR`, `--out DIR`)",
+            CHANGE_NEEDED,
         )
-        sys.exit(CHANGE_NEEDED)
 
 
 def extra_of(module: str) -> str | None:
@@ -157,10 +148,11 @@ def extra_of(module: str) -> str | None:
     return next((extra for extra, packages in EXTRAS.items() if package in packages.split()), None)
 
 
-def _tell(message: str) -> None:
+def _fail(message: str, status: int) -> NoReturn:
     console = people()
     console.print("error:", style="bold red", end=" ")
     console.print(message)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,14 @@ from carpool.disk.settings import IndexSettings
 from carpool.embedding.settings import EmbeddingSettings
 from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
-from carpool.settings import SECTIONS, Settings, describe, environment_name, load_settings
+from carpool.settings import (
+    SECTIONS,
+    Settings,
+    describe,
+    environment_name,
+    load_settings,
+    section_kinds,
+)
 from carpool.telemetry.settings import HttpSettings, LogSettings
 from carpool.vllm import VllmSettings
 from carpool.workflow.settings import WorkflowSettings
@@ -141,11 +148,6 @@ def parse_assignments(assignments: list[str]) -> dict[str, dict[str, str]]:
             )
         parsed.setdefault(section, {})[name] = value
     return parsed
-
-
-def section_kinds(kind: type[msgspec.Struct]) -> dict[str, type[Settings]]:
-    """Returns the sections of a struct of settings by name, in order."""
-    return {field.name: field.type for field in msgspec.structs.fields(kind)}
 
 
 def load(kind: type[T], given: Given) -> T:

@@ -131,13 +131,13 @@ class Supervisor:
             if not waiting:
                 return
             limit_s = time.monotonic() - self._ready_timeout_s
-            if late := [part for part in waiting if max(part.started_s, part.grew_s) < limit_s]:
-                part = late[0]
-                raise CarpoolError(
-                    f"{part.spec.name} is not ready after {self._ready_timeout_s:g} s: "
-                    f"{part.missing}. See {part.spec.log_file}; on a slow machine raise "
-                    "up.ready_timeout_s."
-                )
+            for part in waiting:
+                if max(part.started_s, part.grew_s) < limit_s:
+                    raise CarpoolError(
+                        f"{part.spec.name} is not ready after {self._ready_timeout_s:g} s: "
+                        f"{part.missing}. See {part.spec.log_file}; on a slow machine raise "
+                        "up.ready_timeout_s."
+                    )
             self.sleep(TURN_S)
 
     def watch(self, is_over: Callable[[], bool] = lambda: False) -> None:

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from carpool.kafka.acls import ROLES, acls_of
 from carpool.kafka.settings import KafkaSettings
-from carpool.settings import describe
+from carpool.settings import describe, section_kinds
 from carpool.telemetry.metrics import Metrics
 from cli.exit_codes import EXIT_CODES
-from cli.settings import CarpoolSettings, section_kinds
+from cli.settings import CarpoolSettings
 from schemas.headers import HEADERS
 from schemas.topics import TOPICS, UNTIL_PROCESSED, Topic
 

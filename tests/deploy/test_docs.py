@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from carpool.settings import SECTIONS
+from carpool.settings import SECTIONS, section_kinds
 from cli.exit_codes import EXIT_CODES
-from cli.settings import CarpoolSettings, section_kinds
+from cli.settings import CarpoolSettings
 from schemas.headers import ERROR_PREFIX, HEADERS
 from tests.deploy.doc_blocks import BLOCK, ROOT, blocks_of, runnable_pages
 
