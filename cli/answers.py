@@ -10,8 +10,20 @@ from rich.text import Text
 
 from schemas.answer import Answer, Citation, Quote, StepDone
 
-STAGE_ORDER = """kafka_wait window_wait encode group queue_search load search passages queue_llm
-ttft decode total"""
+STAGE_ORDER = (
+    "kafka_wait",
+    "window_wait",
+    "encode",
+    "group",
+    "queue_search",
+    "load",
+    "search",
+    "passages",
+    "queue_llm",
+    "ttft",
+    "decode",
+    "total",
+)
 """The stages of a query in the order in which they happen, as `timings_ms` names them."""
 
 ANSWERED = ("ok", "partial")
@@ -26,7 +38,7 @@ STEP_CHARS = 60
 def stages_of(answers: Sequence[Answer]) -> tuple[str, ...]:
     """Returns the stages of these answers in order; unknown names come before the total."""
     found = {name for answer in answers for name in answer.timings_ms}
-    *order, total = STAGE_ORDER.split()
+    *order, total = STAGE_ORDER
     new = sorted(found - {*order, total})
     return tuple(name for name in (*order, *new, total) if name in found)
 

@@ -90,8 +90,25 @@ def _run(programs: dict[tuple[str, int], Program], call: RunRequest) -> bytes:
         return packed(Failed(message=f"{call.place}: {what}"))
 
 
-MAY_IMPORT = """__future__ carpool.workflow collections collections.abc dataclasses enum functools
-itertools json math re string textwrap typing unicodedata"""
+MAY_IMPORT = frozenset(
+    {
+        "__future__",
+        "carpool.workflow",
+        "collections",
+        "collections.abc",
+        "dataclasses",
+        "enum",
+        "functools",
+        "itertools",
+        "json",
+        "math",
+        "re",
+        "string",
+        "textwrap",
+        "typing",
+        "unicodedata",
+    }
+)
 """What a module of programs may import: nothing with a clock, randomness, network or files."""
 MAY_NOT_USE = frozenset({"open", "eval", "exec", "compile", "input", "__import__", "id", "hash"})
 
@@ -142,11 +159,11 @@ def check_source(text: str, name: str) -> None:
     """Raises `ConfigError` where a module imports or calls what a program may not use."""
     for node in ast.walk(ast.parse(text, name)):
         for imported in _imports(node):
-            if imported not in MAY_IMPORT.split():
+            if imported not in MAY_IMPORT:
                 raise ConfigError(
                     f"{name}, line {getattr(node, 'lineno', 0)}: a workflow may not import "
                     f"{imported!r}: it is run again after each step, and must ask for the same "
-                    f"steps. It may import: {', '.join(MAY_IMPORT.split())}"
+                    f"steps. It may import: {', '.join(sorted(MAY_IMPORT))}"
                 )
         if isinstance(node, ast.Name) and node.id in MAY_NOT_USE:
             raise ConfigError(f"{name}, line {node.lineno}: a workflow may not use {node.id}")
