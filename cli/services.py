@@ -53,7 +53,7 @@ def grouper(
       carpool grouper --index .carpool/index --set grouper.policy=greedy
     """
     settings = _settings(sources, port, index={"dir": index})
-    from grouper.service import build_stage
+    from grouper.build import build_stage
     from searcher.build import uses_horizon
 
     _run(

@@ -1,4 +1,4 @@
-"""Opens what the grouper needs: the centroids of the index and its embedding model."""
+"""Builds the grouper's stage, and opens what it needs: centroids and the embedding model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,46 @@ from carpool.embedding import EmbeddingSettings
 from carpool.embedding.loader import load_question_embedder
 from carpool.errors import ConfigError, CorruptionError
 from carpool.telemetry.metrics import Metrics
+from carpool.workflow.load import load_workflows
+from carpool.workflow.settings import WorkflowSettings
 from grouper.admission import IndexFacts
 from grouper.plan.plan_groups import plan_groups
+from grouper.service import GrouperStage
 from grouper.settings import GrouperSettings
 from grouper.work import WindowWork
 
 NeedsHorizon = Callable[[Path], bool]
 """Whether the searchers of the index in a folder use a horizon. May block."""
+
+
+def build_stage(
+    settings: GrouperSettings,
+    index: IndexSettings,
+    embedding: EmbeddingSettings,
+    metrics: Metrics,
+    clock: Clock,
+    workflow: WorkflowSettings | None = None,
+    *,
+    lanes: int = 1,
+    needs_horizon: NeedsHorizon = lambda _: True,
+) -> GrouperStage:
+    """Returns the grouper's stage, which loads index and model on a thread of its own.
+
+    `lanes`: partitions of the groups' topics, among which groups are shared out. `needs_horizon`:
+    see `load_work`.
+
+    Raises `ConfigError` for workflows that cannot be loaded.
+    """
+
+    def load() -> WindowWork:
+        return load_work(
+            settings, index, embedding, metrics, clock, lanes=lanes, needs_horizon=needs_horizon
+        )
+
+    workflows = load_workflows(workflow or WorkflowSettings())
+    return GrouperStage(
+        settings=settings, load=load, metrics=metrics, clock=clock, workflows=workflows
+    )
 
 
 def load_work(

@@ -10,34 +10,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import structlog
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from carpool.clock import Clock
-from carpool.disk.settings import IndexSettings
-from carpool.embedding import EmbeddingSettings
-from carpool.errors import CarpoolError
 from carpool.kafka.records import TopicPartition
 from carpool.loop.ends import one_by_one
 from carpool.loop.stage import Credit, Done, Sink, Stage, Unit
 from carpool.origins import deadline_us_of
 from carpool.telemetry.metrics import Metrics
+from carpool.worker import Worker
 from carpool.workflow.journal import Workflows
-from carpool.workflow.load import load_workflows
 from carpool.workflow.program import Ran
 from carpool.workflow.running import RunningPrograms
-from carpool.workflow.settings import WorkflowSettings
 from grouper.admission import Admitted, IndexFacts, admit, lags_behind
-from grouper.build import NeedsHorizon, load_work
 from grouper.plan.pending_windows import PendingWindow
-from grouper.plan.scheduler import (
-    BATCH,
-    INTERACTIVE,
-    NewQuery,
-    WindowLimits,
-    WindowScheduler,
-)
+from grouper.plan.scheduler import BATCH, INTERACTIVE, NewQuery, WindowLimits, WindowScheduler
 from grouper.plan.tenants import parse_weights
 from grouper.records import expired
 from grouper.settings import GrouperSettings
@@ -49,8 +39,7 @@ from schemas.query import Query, finished_steps
 from schemas.topics import is_batch
 
 log = structlog.get_logger()
-
-CLOSE_S = 1.0
+T = TypeVar("T")
 
 INTERACTIVE_WEIGHT = 16
 """Windows of the class interactive that are closed for one of batch, while both have queries."""
@@ -83,29 +72,31 @@ class GrouperStage(Stage[Query]):
         self._load = load
         self._metrics = metrics
         self._clock = clock
-        self._sink: Sink | None = None
-        self._threads = tuple(
-            threading.Thread(target=self._guarded, args=(run,), name=f"grouper-{name}", daemon=True)
-            for name, run in (("prepare", self._prepare), ("plan", self._plan))
-        )
+        self._out: Sink  # from `start` on
+        self._worker = Worker[WindowWork]("the centroids and the embedding model are being loaded")
         self._lock = threading.Lock()
         self._may_prepare = threading.Condition(self._lock)
         self._may_plan = threading.Condition(self._lock)
         # `_lock` guards all attributes below.
-        self._scheduler = WindowScheduler(limits_of(settings))
-        self._work: WindowWork | None = None
+        self._scheduler = WindowScheduler(
+            WindowLimits(
+                queries_min=settings.window_queries_min,
+                queries_max=settings.window_queries_max,
+                window_us_max=settings.window_ms_max * 1_000,
+                horizon_windows=settings.horizon_windows,
+                class_weights={INTERACTIVE: INTERACTIVE_WEIGHT, BATCH: 1},
+                tenant_weights=parse_weights(settings.tenant_weights),
+            )
+        )
         self._queries: dict[int, Admitted] = {}
         self._prepared: dict[int, PreparedWindow] = {}  # by window id
         self._is_draining = False
-        self._is_closed = False
-        self._failure: str | None = None
         metrics.workflow.steps_in_progress.labels(kind="retrieve").set_function(self._searches)
 
     def start(self, sink: Sink) -> None:
         """Starts the threads; one of them loads index and model."""
-        self._sink = sink
-        for thread in self._threads:
-            thread.start()
+        self._out = sink
+        self._worker.start(sink.fail, prepare=self._prepare, plan=self._plan)
 
     def credit(self) -> Credit:
         """Returns how many more queries and bytes fit."""
@@ -117,10 +108,8 @@ class GrouperStage(Stage[Query]):
         """Gathers a query, or refuses one that does not fit the index.
 
         If a searcher has a newer index and returned the query, this member leaves its consumer
-        group. Raises `RuntimeError` before all is loaded.
+        group.
         """
-        if self._work is None:
-            raise RuntimeError("offered a query before the index was loaded: credit was zero")
         facts = self._work.facts
         if (reason := lags_behind(unit, facts)) is not None:
             self._out.leave_group(reason)
@@ -175,7 +164,6 @@ class GrouperStage(Stage[Query]):
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Answers expired queries and closes the window that is due; returns the next time."""
         for unit in self._programs.late(now_us):  # without its first step, it expires in a window
-            assert self._work is not None, "a query was offered"
             with self._refused(unit):
                 self._add(unit, self._work.facts, now_us)
         with self._lock:
@@ -213,21 +201,11 @@ class GrouperStage(Stage[Query]):
 
     def not_ready(self) -> Sequence[str]:
         """Returns what is missing: index and model while they load, or what stopped this stage."""
-        with self._lock:
-            if self._failure is not None:
-                return (self._failure,)
-            if self._work is None:
-                return ("the index's centroids and the embedding model are being loaded",)
-            return ()
+        return self._worker.not_ready()
 
     def close(self) -> None:
-        """Stops the threads. Waits at most `CLOSE_S`: a batch of the model is not interrupted."""
-        with self._lock:
-            self._is_closed = True
-            self._wake_all()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(CLOSE_S)
+        """Stops the threads. Blocks for up to a second: a batch of the model is not interrupted."""
+        self._worker.close(self._stop)
 
     def pending_windows(self) -> tuple[PendingWindow, ...]:
         """Returns the closed windows that have not left, in the order in which they leave."""
@@ -258,15 +236,20 @@ class GrouperStage(Stage[Query]):
             self._forget(frozenset({unit_id}))
             return is_live
 
+    def _stop(self) -> None:
+        with self._lock:
+            self._may_prepare.notify_all()
+            self._may_plan.notify_all()
+
     @property
-    def _out(self) -> Sink:
-        assert self._sink is not None, "start() comes first"
-        return self._sink
+    def _work(self) -> WindowWork:
+        assert self._worker.parts is not None, "there is no credit before all is loaded"
+        return self._worker.parts
 
     # Called with the lock.
 
     def _credit(self) -> Credit:
-        if self._work is None or self._failure is not None:
+        if self._worker.not_ready():
             return Credit(records=0, size_bytes=0)
         return Credit(
             records=max(0, self._settings.intake_queries_max - len(self._queries)),
@@ -287,15 +270,10 @@ class GrouperStage(Stage[Query]):
         if self._scheduler.can_leave():
             self._may_plan.notify()
 
-    def _wake_all(self) -> None:
-        self._may_prepare.notify_all()
-        self._may_plan.notify_all()
-
-    def _await(self, condition: threading.Condition, is_ready: Callable[[], bool]) -> bool:
-        """Waits until `is_ready`; False when the stage is closed or has failed."""
-        while not (self._is_closed or self._failure is not None or is_ready()):
-            condition.wait()
-        return not self._is_closed and self._failure is None
+    def _await(self, condition: threading.Condition, find: Callable[[], T]) -> T | None:
+        """Waits until `find` finds something, and returns it; None when the stage is closed."""
+        condition.wait_for(lambda: self._worker.is_closed or find())
+        return None if self._worker.is_closed else find()
 
     def _searches(self) -> int:
         with self._lock:
@@ -303,14 +281,12 @@ class GrouperStage(Stage[Query]):
 
     # On the preparing thread.
 
-    @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
-    def _prepare(self) -> None:
+    def _load_work(self) -> WindowWork:
         work = self._load()
-        with self._lock:
-            self._work = work
-            if not work.needs_horizon:
-                self._scheduler.turn_horizon_off()
         facts = work.facts
+        if not work.needs_horizon:
+            with self._lock:
+                self._scheduler.turn_horizon_off()
         self._metrics.loop.index_info.labels(version=facts.index_version).set(1)
         log.info(
             "ready",
@@ -319,14 +295,17 @@ class GrouperStage(Stage[Query]):
             nprobe=facts.nprobe_default,
             horizon_windows=self._settings.horizon_windows if work.needs_horizon else 0,
         )
+        return work
+
+    @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
+    def _prepare(self) -> None:
+        if (work := self._worker.open(self._load_work)) is None:
+            return
         while True:
             with self._lock:
-                if not self._await(
-                    self._may_prepare, lambda: self._scheduler.to_prepare is not None
-                ):
+                pending = self._await(self._may_prepare, lambda: self._scheduler.to_prepare)
+                if pending is None:
                     return
-                pending = self._scheduler.to_prepare
-                assert pending is not None, "that was waited for"
                 queries = [self._queries[query_id] for query_id in pending.query_ids]
             began_us = self._clock.now_us()
             prepared = work.prepare(pending.window, queries, self._out, self)
@@ -343,11 +322,10 @@ class GrouperStage(Stage[Query]):
             with self._lock:
                 if not self._await(self._may_plan, self._scheduler.can_leave):
                     return
-                work, leaving = self._work, self._scheduler.leave()
+                leaving = self._scheduler.leave()
                 prepared = self._prepared[leaving.window.window_id]
             began_us = self._clock.now_us()
-            assert work is not None, "a window is prepared after the work is loaded"
-            work.plan(prepared, self._ahead, self._out, self)
+            self._work.plan(prepared, self._ahead, self._out, self)
             with self._lock:
                 now_us = self._clock.now_us()
                 left = self._scheduler.left(now_us, now_us - began_us)
@@ -360,71 +338,3 @@ class GrouperStage(Stage[Query]):
         """The windows that leave next and are prepared."""
         with self._lock:
             return [self._prepared[pending.window.window_id] for pending in self._scheduler.ahead()]
-
-    # On either thread.
-
-    def _guarded(self, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except CarpoolError as error:
-            self._give_up(error)
-        except Exception as error:
-            log.exception("a thread of the grouper failed")
-            self._give_up(
-                CarpoolError(
-                    f"planning a window failed with {type(error).__name__}: {error}. This is a "
-                    "defect of Carpool; nothing is lost, the queries are planned again after a "
-                    "restart. Please report it with the log"
-                )
-            )
-
-    def _give_up(self, error: CarpoolError) -> None:
-        with self._lock:
-            self._failure = str(error)
-            self._wake_all()
-        self._out.fail(error)
-
-
-def limits_of(settings: GrouperSettings) -> WindowLimits:
-    """Returns the limits of windows from the settings."""
-    return WindowLimits(
-        queries_min=settings.window_queries_min,
-        queries_max=settings.window_queries_max,
-        window_us_max=settings.window_ms_max * 1_000,
-        horizon_windows=settings.horizon_windows,
-        class_weights={INTERACTIVE: INTERACTIVE_WEIGHT, BATCH: 1},
-        tenant_weights=parse_weights(settings.tenant_weights),
-    )
-
-
-def build_stage(
-    settings: GrouperSettings,
-    index: IndexSettings,
-    embedding: EmbeddingSettings,
-    metrics: Metrics,
-    clock: Clock,
-    workflow: WorkflowSettings | None = None,
-    *,
-    lanes: int = 1,
-    needs_horizon: NeedsHorizon = lambda _: True,
-) -> GrouperStage:
-    """Returns the grouper's stage, which loads index and model on a thread of its own.
-
-    `lanes`: partitions of the groups' topics, among which groups are shared out. `needs_horizon`:
-    see `load_work`.
-
-    Raises `ConfigError` for workflows that cannot be loaded.
-    """
-
-    def load() -> WindowWork:
-        return load_work(
-            settings, index, embedding, metrics, clock, lanes=lanes, needs_horizon=needs_horizon
-        )
-
-    return GrouperStage(
-        settings=settings,
-        load=load,
-        metrics=metrics,
-        clock=clock,
-        workflows=load_workflows(workflow or WorkflowSettings()),
-    )

@@ -82,6 +82,11 @@ class InHand:
                     self._size_bytes -= search.unit.message.size_bytes
         return gone
 
+    def drop(self, keys: Iterable[int]) -> None:
+        """Removes searches, here and from their executors."""
+        for key, search in self.let_go(keys).items():
+            search.opened.executor.drop((key,))
+
     def get(self, keys: Iterable[int]) -> dict[int, PendingSearch]:
         """Returns the searches of these keys that are in hand."""
         with self._lock:

@@ -14,6 +14,7 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.records import Message
 from carpool.kafka.topic_log import TopicLog
+from carpool.worker import as_failure
 
 log = structlog.get_logger()
 
@@ -131,10 +132,7 @@ class TopicTable:
             while not self._stopping.is_set():
                 self.step()
         except Exception as error:  # otherwise the listener would wait forever
-            log.exception("a table cannot be followed", topic=self._log.topic)
-            if not isinstance(error, CarpoolError):
-                error = CarpoolError(f"reading {self._log.topic} failed: {error!r}")
-            self._listener.table_failed(error)
+            self._listener.table_failed(as_failure(error))
         finally:
             self._log.close()
 

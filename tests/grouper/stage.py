@@ -247,7 +247,7 @@ def running(folder: Path, **options: Any) -> Iterator[Rig]:
         yield rig
     finally:
         rig.stage.close()
-        assert not any(thread.is_alive() for thread in rig.stage._threads)
+        assert not any(thread.is_alive() for thread in rig.stage._worker._threads)
 
 
 def prepared(rig: Rig) -> int:

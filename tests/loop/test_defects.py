@@ -67,7 +67,7 @@ STEPS: dict[str, Callable[..., bool]] = {
     "grouper.work:group_done": lambda planned, *_: mentioned(planned),
     "grouper.records:encode": mentioned,
     "searcher.service:SearcherStage._take": of_part(1, 2),
-    "searcher.service:finish": of_part(0, 1),
+    "searcher.ended_searches:finish": of_part(0, 1),
     "searcher.results:retrieval_output": mentioned,
     "generator.dedup.units:query_digest": mentioned,
     "generator.dedup.stage:DedupStage._generate": mentioned,

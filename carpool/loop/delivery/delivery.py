@@ -21,6 +21,7 @@ from carpool.loop.refusal import Refusal
 from carpool.loop.stage import Done, Unit
 from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
+from carpool.worker import as_failure
 
 log = structlog.get_logger()
 
@@ -182,12 +183,7 @@ class Delivery(ABC):
             while not (self._closing.is_set() and (self._is_late() or self._may_end())):
                 self.step()
         except Exception as error:  # the loop ends the process
-            log.exception("delivery failed")
-            self._parts.fail(
-                error
-                if isinstance(error, CarpoolError)
-                else CarpoolError(f"delivery failed: {error!r}")
-            )
+            self._parts.fail(as_failure(error))
         finally:
             self._hints.close()
             self._close_producer()
