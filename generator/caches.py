@@ -39,11 +39,6 @@ class ServerCaches:
             self._count(place, "unreadable", 0)
             self.measure(place, KvTree())
 
-    @property
-    def are_followed(self) -> bool:
-        """Whether what the servers have cached is followed."""
-        return bool(self._servers)
-
     def start(self, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         """Starts to follow, by tasks that `run` starts."""
         if self._servers and not can_follow():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import count, islice
 from typing import NamedTuple
 
 from carpool.loop.stage import Done, Operation, Unit
@@ -60,30 +59,6 @@ class StepTexts:
     results: dict[int, StepResult] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     is_over: bool = False
-
-
-class StepPrompts:
-    """The ids of the prompts of each unit that is a step of a workflow: below 0, as no unit's is.
-
-    Not thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._ids = count(-1, -1)
-        self._of_unit: dict[int, tuple[int, ...]] = {}
-
-    def add(self, unit_id: int, prompts: int) -> tuple[int, ...]:
-        """Returns new ids for the prompts of a unit."""
-        ids = self._of_unit[unit_id] = tuple(islice(self._ids, prompts))
-        return ids
-
-    def of(self, unit_id: int) -> tuple[int, ...]:
-        """Returns the ids of the prompts of a unit: its own, if it is no step."""
-        return self._of_unit.get(unit_id, (unit_id,))
-
-    def pop(self, unit_id: int) -> tuple[int, ...]:
-        """Returns the same, and forgets them."""
-        return self._of_unit.pop(unit_id, (unit_id,))
 
 
 @dataclass(kw_only=True, slots=True)

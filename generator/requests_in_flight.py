@@ -5,93 +5,96 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
+from carpool.worker import Fail, Worker
 from generator.llm.servers import LlmServers
-
-CLOSE_TIMEOUT_S = 5.0
 
 
 class RequestsInFlight:
-    """The tasks of requests, by the id of their query, and other tasks.
+    """The tasks of requests, by the id of their prompt, and other tasks.
 
-    `on_error` is called with an error that a task raises, and that id or None, on the event loop.
+    `on_error` is called with that id and an error that its task raises, on the event loop.
     """
 
-    def __init__(
-        self, servers: LlmServers, on_error: Callable[[int | None, Exception], None]
-    ) -> None:
+    def __init__(self, servers: LlmServers, on_error: Callable[[int, Exception], None]) -> None:
         self._servers = servers
         self._on_error = on_error
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._preparing: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="generator", daemon=True)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests: dict[int, asyncio.Task[None]] = {}  # those of `send`
+        self._worker = Worker[None]()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None  # from `start` to `close`
 
     # ---- any thread
 
-    def start(self) -> None:
-        """Starts the event loop."""
-        self._thread.start()
+    def start(self, fail: Fail) -> None:
+        """Starts the event loop. `fail`: see `Sink`."""
+        self._loop = asyncio.new_event_loop()
+        self._worker.start(fail, generator=partial(self._run, self._loop))
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Makes a call on the event loop, in the order of `soon`. Not allowed after `close`."""
-        self._loop.call_soon_threadsafe(call)
+        """Makes a call on the event loop, in the order of `soon`; none after `close`."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Cancels all requests and closes the connections. Blocks for up to `CLOSE_TIMEOUT_S`."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(CLOSE_TIMEOUT_S)
-        elif not self._loop.is_closed():
-            self._loop.close()
+        """Cancels all requests and closes the connections. See `Worker.close`."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            self._worker.close(partial(loop.call_soon_threadsafe, loop.stop))
 
     # ---- the event loop
 
     def send(self, id: int, request: Coroutine[Any, Any, None]) -> None:
         """Starts the task of a request."""
-        task = self._loop.create_task(request)
-        self._tasks[id] = task
-        task.add_done_callback(lambda task: self._ended(id, task))
+        self._requests[id] = self._begin(id, request)
 
     def prepare(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Starts another task than a request for an answer. The caller may cancel it."""
-        task = self._loop.create_task(work)
-        self._preparing.add(task)
-        task.add_done_callback(self._prepared)
-        return task
+        return self._begin(None, work)
 
     def cancel(self, id: int) -> bool:
         """Cancels a request; returns False if it has ended."""
-        task = self._tasks.pop(id, None)
+        task = self._requests.pop(id, None)
         return task is not None and task.cancel()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    def broke(self, id: int | None, error: Exception) -> None:
+        """An unexpected error ends the try of a prompt; one of no prompt ends the service."""
+        if id is None:
+            self._worker.fail(error)
+        else:
+            self._on_error(id, error)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
         try:
-            self._loop.run_forever()
-            self._loop.run_until_complete(self._cancel_all())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            loop.run_forever()
+            loop.run_until_complete(self._cancel_all())
+            loop.run_until_complete(loop.shutdown_default_executor())
         finally:
-            self._loop.close()
+            loop.close()
 
     async def _cancel_all(self) -> None:
-        tasks = (*self._tasks.values(), *self._preparing)
+        tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._servers.close()
 
-    def _ended(self, id: int, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(id) is task:
-            del self._tasks[id]
-        self._report(id, task)
+    def _begin(self, id: int | None, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, id))
+        return task
 
-    def _prepared(self, task: asyncio.Task[None]) -> None:
-        self._preparing.discard(task)
-        self._report(None, task)
-
-    def _report(self, id: int | None, task: asyncio.Task[None]) -> None:
+    def _ended(self, id: int | None, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if id is not None and self._requests.get(id) is task:
+            del self._requests[id]
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._on_error(id, error)
+            self.broke(id, error)

@@ -105,11 +105,6 @@ class Warmer:
         self._queries: OrderedDict[str, _SearchingQuery] = OrderedDict()  # by place
         self._searched: Recent[str, bool] = Recent(SEARCHES_MAX)
 
-    @property
-    def in_flight(self) -> int:
-        """Warm-ups at the servers."""
-        return sum(self._at_servers())
-
     def server_of(self, place: str) -> int | None:
         """Returns the server that was warmed for a query; None: none was. For any thread."""
         query = self._queries.get(place)

@@ -5,5 +5,5 @@ prompts share one answer, and which passages are warmed while a search runs.
 
 *Invariant:* values and `now_us` in, decisions out: no clock, no I/O, no threads, no randomness.
 *Invariant:* a query is waiting, in flight or gone. *Invariant:* a citation names a passage of
-the prompt. Not here, on purpose: the requests themselves; `generator.service` sends them.
+the prompt. Not here, on purpose: the requests themselves; `prompts_in_progress` sends them.
 """

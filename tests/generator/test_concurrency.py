@@ -93,7 +93,7 @@ def test_the_number_follows_what_the_server_lets_wait() -> None:
         settings = GeneratorSettings(concurrency=0)
         label = f"127.0.0.1:{server.port}"
         with (
-            patch("generator.service.LOOK_S", 0.1),
+            patch("generator.prompts_in_progress.LOOK_S", 0.1),
             running(OpenAiLlm(llm), settings, llm) as run,
         ):
             run.offer(*(unit(f"why {n}?") for n in range(40)))

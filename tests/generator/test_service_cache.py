@@ -80,7 +80,7 @@ def tell(
 
 def tokenized(run: Running) -> bool:
     """Whether the tokens of all waiting prompts are known to the dispatcher."""
-    return all(queued.prompt.token_ids for queued in run.stage._dispatcher._queue)
+    return all(queued.prompt.token_ids for queued in run.stage._prompts._dispatcher._queue)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from carpool.telemetry.metrics import Metrics
-from generator import service
+from generator import prompts_in_progress
 from generator.llm.protocol import LlmFinished, LlmRefusal, LlmRequest
 from generator.llm.servers import LlmServers
 from generator.plan.warm_ups import EngineLoad, Likely
@@ -33,7 +33,7 @@ TEMPLATES = load_templates(SETTINGS)
 @pytest.fixture(autouse=True)
 def warmed_from_the_first_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` waits until it knows that searches take long."""
-    monkeypatch.setattr(service, "Auto", lambda policy: policy)
+    monkeypatch.setattr(prompts_in_progress, "Auto", lambda policy: policy)
 
 
 def draft(n: int, passages: str, revision: int, **more: Any) -> Retrieval:
@@ -167,7 +167,7 @@ def test_without_room_nothing_is_warmed(rig: Rig) -> None:
     rig.room, rig.engine.warm_ups_hang = 2, True
     for n in (2, 3, 4):
         rig.drafts(n, "abc", "abc", "abc")
-    assert len(rig.engine.warmed) == rig.warmer.in_flight == 2
+    assert len(rig.engine.warmed) == sum(rig.warmer._at_servers()) == 2
 
 
 def test_another_prefix_and_the_end_of_the_search_cancel_a_warm_up(rig: Rig) -> None:
@@ -179,7 +179,7 @@ def test_another_prefix_and_the_end_of_the_search_cancel_a_warm_up(rig: Rig) -> 
     assert len(rig.engine.cancelled) == 1 and len(rig.engine.warmed) == 2
     rig.warmer.searched(final(1))
     rig.settle()
-    assert len(rig.engine.cancelled) == 2 and rig.warmer.in_flight == 0
+    assert len(rig.engine.cancelled) == 2 and sum(rig.warmer._at_servers()) == 0
 
 
 def test_tokens_count_as_used_as_far_as_the_prompt_found_them_cached(rig: Rig) -> None:
@@ -228,7 +228,7 @@ def test_a_warm_up_that_is_refused_is_counted_and_begun_again(rig: Rig) -> None:
     rig.drafts(1, "abc", "abc", "abc")
     labels = {"outcome": "refused"}
     assert rig.registry.get_sample_value("carpool_warm_ups_total", labels) == 1
-    assert rig.warmer.in_flight == 0
+    assert sum(rig.warmer._at_servers()) == 0
     rig.engine.warm = warm  # type: ignore[method-assign]
     rig.warmer.draft(draft(1, "abc", 4))
     rig.settle()
