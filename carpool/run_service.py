@@ -269,7 +269,7 @@ def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -
         name = transactional_id(group, own)
         return ExactlyOnceDelivery(
             parts,
-            make_producer=partial(LibrdkafkaTransactionalProducer, settings, name),
+            producer=LibrdkafkaTransactionalProducer(settings, name),
             make_hint_producer=make_hint_producer,
             instance_id=own,
             commit_interval_ms=COMMIT_INTERVAL_MS,

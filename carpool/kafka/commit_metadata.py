@@ -19,8 +19,8 @@ from carpool.errors import DeploymentError
 
 METADATA_BYTES_MAX = 4_095
 """Limit of commit metadata; brokers accept 4096 bytes by default (`offset.metadata.max.bytes`)."""
-UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 75
-"""Limit without an instance id: that of any later owner (64 bytes) and its deaths still fit."""
+RUNS_BYTES_MAX = METADATA_BYTES_MAX - 100
+"""Limit of the runs: the longest head of any later owner still fits before them."""
 PARTS_MAX = 100_000
 """Parts of one record, at most: a larger number is damage."""
 
@@ -76,13 +76,9 @@ def with_head(metadata: str, head: Head) -> str:
     return _joined(head, _split(metadata)[1])
 
 
-def with_instance_id(metadata: str, instance_id: str) -> str:
-    """Returns the metadata with this instance id, which replaces any other.
-
-    Raises `DeploymentError` for metadata of another program.
-    """
-    head, runs = _split(metadata)
-    return _joined(head._replace(instance_id=instance_id), runs)
+def runs_bytes(metadata: str) -> int:
+    """Returns the length of the runs. Raises `DeploymentError` as `head_of` does."""
+    return len(_split(metadata)[1])
 
 
 def in_topic(metadata: str, topic_id: str | None) -> str | None:

@@ -10,10 +10,11 @@ from carpool.errors import ConfigError
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import (
     Completed,
+    Head,
     decode_metadata,
     encode_metadata,
     head_of,
-    with_instance_id,
+    with_head,
 )
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -128,4 +129,4 @@ def _position(now: Position, low: int, completed: Completed) -> Position:
     parts = {offset: done for offset, done in completed.parts.items() if offset >= low}
     metadata = encode_metadata(low, Completed(completed.whole, parts))
     owner = head_of(now.metadata).instance_id
-    return Position(low, metadata if owner is None else with_instance_id(metadata, owner))
+    return Position(low, with_head(metadata, Head(owner, None)))

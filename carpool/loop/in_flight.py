@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from carpool.kafka.clients import Position
 from carpool.kafka.records import Message, TopicPartition
-from carpool.loop.partition_progress import Place
 from carpool.loop.positions import Positions
 from carpool.loop.stage import Done, R, Unit
 
@@ -107,21 +107,24 @@ class InFlight:
             for key in filter(self._owes, done.parts):
                 unit_id, part = key
                 unit = self.units[unit_id]
-                self.positions.complete(Place(unit.at, unit.source.offset, part))
+                self.positions.complete(unit, part)
                 self._mark_unfinished(key)
                 self._owed[unit_id].discard(part)
                 self.unfinished_parts[unit.source.topic] -= 1
                 if not self._owed[unit_id]:
                     self._forget(unit_id)
 
-    def places(self, parts: Parts) -> list[Place]:
-        """Returns where these parts were read, less those of revoked units."""
+    def partitions(self, done: Done) -> frozenset[TopicPartition]:
+        """Returns where the parts of this work were read, less those of revoked units."""
         with self._lock:
-            return [
-                Place(unit.at, unit.source.offset, part)
-                for id_, part in parts
-                if (unit := self.units.get(id_)) is not None
-            ]
+            return frozenset(self.units[id_].at for id_, _ in done.parts if id_ in self.units)
+
+    def after(self, work: Iterable[Done]) -> dict[TopicPartition, Position]:
+        """Returns the positions to commit with this work: see `Positions.after`."""
+        with self._lock:
+            keys = [key for done in work for key in done.parts if key[0] in self.units]
+            parts = [(self.units[id_], part) for id_, part in keys]
+        return self.positions.after(parts)
 
     def check_integrity(self) -> None:
         """Recomputes all sums. Raises `AssertionError` when one is wrong."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import (
@@ -23,39 +21,27 @@ from carpool.kafka.commit_metadata import (
     with_head,
 )
 from carpool.kafka.fencing import ALONE_DEATHS, after_life, after_progress
-from carpool.kafka.records import TopicPartition
-
-
-class Place(NamedTuple):
-    """A part of a record, by the offset of the record."""
-
-    at: TopicPartition
-    offset: int
-    part: int
-
-
-@dataclass(slots=True)
-class _RecordParts:
-    """The `total` parts that one record owes, of which `done` are complete, but not all."""
-
-    total: int
-    done: set[int]
 
 
 class PartitionProgress:
     """The progress of one assigned partition. Not thread-safe."""
 
-    def __init__(self, offset: int | None, metadata: str = "") -> None:
-        """Begins at a committed position. Raises `DeploymentError` for unreadable metadata."""
-        # In offset order: records are accepted in the order of the log. The first entry of a plain
-        # dict is slow to find after many entries before it were deleted.
-        self._owed: OrderedDict[int, _RecordParts] = OrderedDict()
+    def __init__(self, offset: int | None, metadata: str = "", owner: str | None = None) -> None:
+        """Begins at a committed position. Raises `DeploymentError` for unreadable metadata.
+
+        `owner`: the instance id of this member, which its positions name (None: no one). The next
+        owner fences it, or counts its death (ADR 0027).
+        """
+        # How many parts a record has that owes one, in offset order: records are accepted in the
+        # order of the log. The first entry of a plain dict is slow to find after many entries
+        # before it were deleted.
+        self._owed: OrderedDict[int, int] = OrderedDict()
         self._next_offset = offset
-        # Above the low watermark. Parts: of records in `_owed`, and of those not read again yet.
+        # Complete from the low watermark on. Parts: of records in `_owed`, or not read again yet.
         self._whole, self._parts = decode_metadata(offset or 0, metadata)
         _, self._deaths, self._topic_id = head_of(metadata)
         self._deaths_at = offset or 0
-        self.is_given_up = False
+        self._owner = owner
 
     def take(self, offset: int, parts: int) -> frozenset[int]:
         """Adds the record at `offset`; returns the parts that an earlier process completed."""
@@ -74,23 +60,20 @@ class PartitionProgress:
         if offset in self._whole or len(done) == parts:
             self._finish(offset)
             return frozenset(range(parts))
-        self._owed[offset] = _RecordParts(parts, done)
+        self._owed[offset] = parts
         if done:
             self._parts[offset] = done
         return frozenset(done)
 
     def complete(self, offset: int, part: int) -> bool:
         """Marks a part as complete; False if it was complete before or is not owed."""
-        owed = self._owed.get(offset)
-        if owed is None or part in owed.done or not 0 <= part < owed.total:
+        total = self._owed.get(offset, 0)
+        if part in self._parts.get(offset, ()) or not 0 <= part < total:
             return False
-        owed.done.add(part)
-        if len(owed.done) == owed.total:
-            del self._owed[offset]
-            self._parts.pop(offset, None)
+        self._parts.setdefault(offset, set()).add(part)
+        if len(self._parts[offset]) == total:
+            del self._owed[offset], self._parts[offset]
             self._finish(offset)
-        else:
-            self._parts[offset] = owed.done
         return True
 
     def _finish(self, offset: int) -> None:
@@ -127,7 +110,7 @@ class PartitionProgress:
 
     def give_up(self) -> None:
         """Notes that this process, alive, has the partition in hand no more."""
-        self._deaths, self.is_given_up = after_life(self._deaths), True
+        self._deaths, self._owner = after_life(self._deaths), None
 
     def position_with(self, completions: Mapping[int, Collection[int]]) -> Position:
         """Returns the position to commit once `completions`, parts by offset, are complete too.
@@ -138,13 +121,10 @@ class PartitionProgress:
         whole = self._whole.copy()
         finished = set()
         for offset, also in completions.items():
-            owed = self._owed.get(offset)
-            if owed is None:
-                continue
-            done = owed.done | {part for part in also if 0 <= part < owed.total}
-            if len(done) == owed.total:
+            total = self._owed.get(offset, 0)
+            done = parts.pop(offset, set()) | {part for part in also if 0 <= part < total}
+            if 0 < total == len(done):
                 finished.add(offset)
-                parts.pop(offset, None)
                 whole.add(offset, offset)
             elif done:
                 parts[offset] = done
@@ -155,4 +135,4 @@ class PartitionProgress:
         whole.discard_before(low)
         metadata = encode_metadata(low, Completed(whole, parts))
         deaths = after_progress(self._deaths, low - self._deaths_at)
-        return Position(low, with_head(metadata, Head(None, deaths, self._topic_id)))
+        return Position(low, with_head(metadata, Head(self._owner, deaths, self._topic_id)))

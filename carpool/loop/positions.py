@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from carpool.errors import DeploymentError
 from carpool.kafka.clients import Position
+from carpool.kafka.commit_metadata import runs_bytes
 from carpool.kafka.records import TopicPartition
-from carpool.loop.partition_progress import PartitionProgress, Place
+from carpool.loop.partition_progress import PartitionProgress
+from carpool.loop.stage import Unit
 
 RECORDS_AHEAD_MAX = 1_000_000
-METADATA_STOP_BYTES = 3_072
-"""A partition with longer commit metadata is full: brokers refuse 4,096 bytes."""
+RUNS_STOP_BYTES = 3_072
+"""A partition with longer runs in its commit metadata is full: brokers refuse 4,096 bytes."""
 
 
 class Positions:
@@ -24,13 +27,23 @@ class Positions:
         self.progress: dict[TopicPartition, PartitionProgress] = {}
         self.moved: set[TopicPartition] = set()  # partitions to commit
         self._committed: dict[TopicPartition, int] = {}  # by this member
+        self._owner: str | None = None
+
+    def name(self, owner: str) -> None:
+        """Names this member as the owner, by instance id, in the positions to commit."""
+        self._owner = owner
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Adds these partitions, from their committed positions.
 
         Raises `DeploymentError` for metadata that cannot be read, and then adds none.
         """
-        added = {at: _progress(at, position) for at, position in positions.items()}
+        added = {}
+        for at, position in positions.items():
+            try:
+                added[at] = PartitionProgress(position.offset, position.metadata, self._owner)
+            except DeploymentError as error:
+                raise DeploymentError(f"{at.topic}[{at.partition}]: {error}") from error
         with self.lock:
             self.progress |= added
 
@@ -52,24 +65,24 @@ class Positions:
                 self.moved.add(at)
             return done
 
-    def complete(self, place: Place) -> None:
+    def complete(self, unit: Unit[Any], part: int) -> None:
         """Marks a part as complete: its outputs are written."""
         with self.lock:
-            if (progress := self.progress.get(place.at)) is not None:
-                progress.complete(place.offset, place.part)
-                self.moved.add(place.at)
+            if (progress := self.progress.get(unit.at)) is not None:
+                progress.complete(unit.source.offset, part)
+                self.moved.add(unit.at)
 
-    def after(self, places: Iterable[Place]) -> dict[TopicPartition, Position]:
+    def after(self, parts: Iterable[tuple[Unit[Any], int]]) -> dict[TopicPartition, Position]:
         """Returns the positions of moved partitions as they will be once these are complete too.
 
         Changes nothing.
         """
         with self.lock:
-            completions: dict[TopicPartition, dict[int, set[int]]] = {at: {} for at in self.moved}
-            for at, offset, part in places:
-                if at in self.progress:
-                    completions.setdefault(at, {}).setdefault(offset, set()).add(part)
-            return {at: self.progress[at].position_with(parts) for at, parts in completions.items()}
+            done: dict[TopicPartition, dict[int, set[int]]] = {at: {} for at in self.moved}
+            for unit, part in parts:
+                if unit.at in self.progress:
+                    done.setdefault(unit.at, {}).setdefault(unit.source.offset, set()).add(part)
+            return {at: self.progress[at].position_with(each) for at, each in done.items()}
 
     def committed(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Notes that these positions are committed."""
@@ -106,7 +119,7 @@ class Positions:
                 if progress.in_flight
                 and (
                     progress.ahead >= RECORDS_AHEAD_MAX
-                    or len(progress.position_with({}).metadata) > METADATA_STOP_BYTES
+                    or runs_bytes(progress.position_with({}).metadata) > RUNS_STOP_BYTES
                 )
             )
 
@@ -124,16 +137,3 @@ class Positions:
             for at in partitions & self.progress.keys():
                 self.progress[at].give_up()
                 self.moved.add(at)
-
-    @property
-    def given_up(self) -> frozenset[TopicPartition]:
-        """The assigned partitions that were given up."""
-        with self.lock:
-            return frozenset(at for at, each in self.progress.items() if each.is_given_up)
-
-
-def _progress(at: TopicPartition, position: Position) -> PartitionProgress:
-    try:
-        return PartitionProgress(position.offset, position.metadata)
-    except DeploymentError as error:
-        raise DeploymentError(f"{at.topic}[{at.partition}]: {error}") from error

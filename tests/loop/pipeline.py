@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
@@ -192,24 +192,20 @@ class Member:
         def make_delivery(context: LoopParts) -> ExactlyOnceDelivery:
             of_loop = context.in_flight
             of_loop.positions = watched(of_loop.positions, steps, "in_flight", POSITIONS)
-
-            def make_producer() -> Any:
-                producer = MemoryTransactionalProducer(broker, f"{group}-{instance_id}")
-                return watched(
-                    AbortedOnce(producer, pipeline.aborts, service.name)
-                    if instance_id != "other"
-                    else producer,
-                    steps,
-                    "producer",
-                    PRODUCER,
-                )
-
+            producer = MemoryTransactionalProducer(broker, f"{group}-{instance_id}")
             return ExactlyOnceDelivery(
                 replace(
                     context,
                     in_flight=watched(context.in_flight, steps, "in_flight", IN_FLIGHT),
                 ),
-                make_producer=make_producer,
+                producer=watched(
+                    AbortedOnce(producer, pipeline.aborts, service.name)
+                    if instance_id != "other"
+                    else cast(Any, producer),
+                    steps,
+                    "producer",
+                    PRODUCER,
+                ),
                 make_hint_producer=lambda: MemoryProducer(broker),
                 instance_id=instance_id,
                 commit_interval_ms=0,

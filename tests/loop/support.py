@@ -105,14 +105,14 @@ class SteppedAtLeastOnce(AtLeastOnceDelivery):
     """A delivery without its thread: tests step it."""
 
     def start(self) -> None:
-        self.open()
+        """Nothing to start."""
 
 
 class SteppedExactlyOnce(ExactlyOnceDelivery):
     """A delivery without its thread: tests step it."""
 
     def start(self) -> None:
-        self.open()
+        self._producer.start()
 
 
 class Bench:
@@ -164,7 +164,7 @@ class Bench:
                 make = SteppedExactlyOnce if is_stepped else ExactlyOnceDelivery
                 return make(
                     context,
-                    make_producer=lambda: self.producer(instance_id),
+                    producer=self.producer(instance_id),
                     make_hint_producer=lambda: MemoryProducer(self.broker),
                     instance_id=instance_id,
                     commit_interval_ms=0,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.kafka.clients import Position
-from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX
+from carpool.kafka.commit_metadata import RUNS_BYTES_MAX, runs_bytes
 from carpool.kafka.records import Output, TopicPartition
 from carpool.loop.delivery.commit_planner import (
     ABORT_DOUBLINGS_MAX,
@@ -26,51 +27,40 @@ from carpool.loop.delivery.commit_planner import (
     URGENT_RECENTLY_US,
     CommitPlanner,
 )
-from carpool.loop.partition_progress import Place
 from carpool.loop.stage import Done
+from schemas.topics import QUERIES, QUERIES_BATCH
 
 NOW_US = 1_000_000_000
-AT, OTHER = TopicPartition("rag.queries.v1", 0), TopicPartition("rag.queries.v1", 1)
+AT, OTHER = TopicPartition(QUERIES.name, 0), TopicPartition(QUERIES.name, 1)
+BATCH = TopicPartition(QUERIES_BATCH.name, 0)
 
 
+@dataclass(kw_only=True)
 class OnePartition:
-    """Units of one partition whose metadata has `bytes_each` bytes for each finished unit.
+    """Units of one partition whose runs have `bytes_each` bytes for each finished unit.
 
-    Units from `elsewhere` on are of another partition.
+    Units from `elsewhere` on are of another partition, those from `batch_from` on of class batch.
+    `moved`: partitions whose position moved without work.
     """
 
-    def __init__(
-        self,
-        *,
-        batch_from: int = 1_000_000,
-        bytes_each: int = 1,
-        elsewhere: int = 1_000_000,
-        revoked: tuple[int, ...] = (),
-    ) -> None:
-        self.batch_from = batch_from
-        self.bytes_each = bytes_each
-        self.elsewhere = elsewhere
-        self.revoked = revoked
+    batch_from: int = 1_000_000
+    bytes_each: int = 1
+    elsewhere: int = 1_000_000
+    revoked: tuple[int, ...] = ()
+    moved: tuple[TopicPartition, ...] = ()
 
-    def is_batch(self, done: Done) -> bool:
-        return done.parts[0][0] >= self.batch_from
+    def partitions(self, done: Done) -> frozenset[TopicPartition]:
+        unit_id = done.parts[0][0]
+        is_batch, is_other = unit_id >= self.batch_from, unit_id >= self.elsewhere
+        return frozenset({BATCH if is_batch else OTHER if is_other else AT})
 
-    @property
-    def positions(self) -> OnePartition:
-        return self
+    def after(self, work: Iterable[Done]) -> dict[TopicPartition, Position]:
+        of = [at for done in work for at in self.partitions(done)]
+        runs = "x" * self.bytes_each * of.count(AT)
+        return {at: Position(of.count(at), "1;" + runs * (at == AT)) for at in {*of, *self.moved}}
 
-    def places(self, parts: Iterable[tuple[int, int]]) -> list[Place]:
-        return [
-            Place(AT if number < self.elsewhere else OTHER, number, part) for number, part in parts
-        ]
-
-    def after(self, places: Iterable[Place]) -> dict[TopicPartition, Position]:
-        of = [place.at for place in places]
-        here = {AT: Position(of.count(AT), "x" * self.bytes_each * of.count(AT))}
-        return (here if AT in of else {}) | ({OTHER: Position(1, "")} if OTHER in of else {})
-
-    def is_live(self, parts: Sequence[tuple[int, int]]) -> bool:
-        return parts[0][0] not in self.revoked
+    def is_live(self, parts: Iterable[tuple[int, int]]) -> bool:
+        return not any(unit_id in self.revoked for unit_id, _ in parts)
 
 
 def done(unit_id: int, size_bytes: int = 1) -> Done:
@@ -78,10 +68,10 @@ def done(unit_id: int, size_bytes: int = 1) -> Done:
     return Done(parts=((unit_id, 0),), outputs=(output,))
 
 
-def planner_with(*work: Done, progress: OnePartition, interval_us: int = 20_000) -> CommitPlanner:
-    planner = CommitPlanner(interval_us)
+def planner_with(*work: Done, progress: OnePartition) -> CommitPlanner:
+    planner = CommitPlanner(20_000)
     for each in work:
-        planner.add(each, is_batch=progress.is_batch(each))
+        planner.add(each, progress.partitions(each))
     return planner
 
 
@@ -89,23 +79,34 @@ def ids(work: Iterable[Done]) -> list[int]:
     return [each.parts[0][0] for each in work]
 
 
+def commit(
+    planner: CommitPlanner, progress: OnePartition, now_us: int, *, took_us: int = 0
+) -> list[int]:
+    """Plans and commits; returns the units of the work."""
+    plan = planner.plan(progress, now_us, take_all=False)
+    planner.ended(now_us + took_us, is_committed=True)
+    return ids(plan.work)
+
+
 def test_the_oldest_urgent_work_goes_first_and_batch_work_pauses_while_there_is_urgent_work() -> (
     None
 ):
     progress = OnePartition(batch_from=100)
     planner = planner_with(*map(done, (100, 2, 101, 1)), progress=progress)
-    plan = planner.plan(progress, NOW_US, take_all=False)
-    assert ids(plan.work) == [1, 2, 100, 101]
-    planner.committed()
-    planner.add(done(102), is_batch=True)
-    assert not planner.is_due(NOW_US + 2, take_all=False)
-    assert planner.is_due(NOW_US + 2, take_all=True), "a revocation takes all"
-    assert planner.is_due(NOW_US + BATCH_PAUSE_US, take_all=False)
-    assert ids(planner.plan(progress, NOW_US + BATCH_PAUSE_US, take_all=False).work) == [102]
-    assert not planner.is_due(NOW_US + BATCH_PAUSE_US + 1, take_all=False)
+    assert commit(planner, progress, NOW_US) == [1, 2, 100, 101]
+    planner.add(done(102), frozenset({BATCH}))
+    assert commit(planner, progress, NOW_US + 2) == []
+    assert ids(planner.plan(progress, NOW_US + 2, take_all=True).work) == [102], "a revocation"
+    planner.ended(NOW_US + 2, is_committed=False)
+    assert commit(planner, progress, NOW_US + 2 + BATCH_PAUSE_US) == [102]
+    planner.add(done(103), frozenset({BATCH}))
+    progress.moved = (AT,)
+    plan = planner.plan(progress, NOW_US + 3 + BATCH_PAUSE_US, take_all=False)
+    assert plan == ([], {}, []), "positions that moved without work have time too"
     late_us = NOW_US + URGENT_RECENTLY_US
-    planner.plan(progress, late_us, take_all=False)
-    assert planner.is_due(late_us + 1, take_all=False), "no urgent work for a while: no pause"
+    assert commit(planner, progress, late_us) == [103]
+    planner.add(done(104), frozenset({BATCH}))
+    assert commit(planner, progress, late_us + 1) == [104], "no urgent work for a while: no pause"
 
 
 def test_a_transaction_is_bounded_in_work_and_in_bytes_but_takes_at_least_one() -> None:
@@ -128,21 +129,16 @@ def test_while_work_is_left_over_transactions_grow_and_follow_without_a_pause() 
     planner = planner_with(*map(done, range(110 * TRANSACTION_DONES)), progress=progress)
     taken, now_us = [], NOW_US
     while planner.finished:
-        taken.append(len(planner.plan(progress, now_us, take_all=False).work) // TRANSACTION_DONES)
-        planner.began(now_us)
-        now_us += TRANSACTION_US // 2
-        planner.ended(now_us, is_aborted=False)
-        planner.committed()
+        took_us = TRANSACTION_US // 2
+        taken.append(len(commit(planner, progress, now_us, took_us=took_us)) // TRANSACTION_DONES)
+        now_us += took_us
         if planner.finished:
             assert planner.next_begin_us == now_us
     assert taken[:7] == [1, 2, 4, 8, 16, 32, SCALE_MAX]
     assert planner.next_begin_us > now_us
     for number in range(3 * TRANSACTION_DONES):
-        planner.add(done(number), is_batch=False)
-    slow = len(planner.plan(progress, now_us, take_all=False).work)
-    planner.began(now_us)
-    planner.ended(now_us + TRANSACTION_US, is_aborted=False)
-    planner.committed()
+        planner.add(done(number), frozenset({AT}))
+    slow = len(commit(planner, progress, now_us, took_us=TRANSACTION_US))
     assert slow == planner.finished + 3 * TRANSACTION_DONES, "all of it: the limit was high"
 
 
@@ -151,23 +147,20 @@ def test_a_transaction_that_takes_long_halves_the_limit() -> None:
     planner = planner_with(*map(done, range(20 * TRANSACTION_DONES)), progress=progress)
     taken, now_us = [], NOW_US
     for took_us in (1, 1, TRANSACTION_US, TRANSACTION_US, 1):
-        taken.append(len(planner.plan(progress, now_us, take_all=False).work) // TRANSACTION_DONES)
-        planner.began(now_us)
+        taken.append(len(commit(planner, progress, now_us, took_us=took_us)) // TRANSACTION_DONES)
         now_us += took_us
-        planner.ended(now_us, is_aborted=False)
-        planner.committed()
     assert taken == [1, 2, 4, 2, 1]
 
 
 def test_what_the_metadata_cannot_list_is_held_back_and_other_partitions_go_on() -> None:
-    progress = OnePartition(bytes_each=UNNAMED_BYTES_MAX // 10, elsewhere=500)
+    progress = OnePartition(bytes_each=RUNS_BYTES_MAX // 10, elsewhere=500)
     planner = planner_with(*map(done, [*range(1, 400), 500]), progress=progress)
     seen: list[int] = []
     for _ in range(3):
         plan = planner.plan(progress, NOW_US, take_all=False)
-        assert len(plan.positions.get(AT, Position(0, "")).metadata) <= UNNAMED_BYTES_MAX
+        assert runs_bytes(plan.positions.get(AT, Position(0, "")).metadata) <= RUNS_BYTES_MAX
         seen += ids(plan.work)
-        planner.committed()
+        planner.ended(NOW_US, is_committed=True)
     assert seen[:7] == list(range(1, 8)), "the oldest first"
     assert 500 in seen, "work of another partition does not wait behind work that is held back"
     held = planner.finished
@@ -184,13 +177,10 @@ def commits_us(arrivals_us: list[int], *, took_us: int = 4_000) -> list[tuple[in
         came = [each for each in waiting if each <= now_us]
         waiting = waiting[len(came) :]
         for number, _ in enumerate(came):
-            planner.add(done(number), is_batch=False)
-        planner.plan(progress, now_us, take_all=False)
-        planner.began(now_us)
+            planner.add(done(number), frozenset({AT}))
+        commit(planner, progress, now_us, took_us=took_us)
         seen += [(each, now_us) for each in came]
         now_us += took_us
-        planner.ended(now_us, is_aborted=False)
-        planner.committed()
         assert 0 <= planner.next_begin_us - now_us <= 20_000
     return seen
 
@@ -226,31 +216,35 @@ def test_the_next_commit_is_told_while_a_transaction_is_open_and_an_abort_outlas
     None
 ):
     progress = OnePartition(bytes_each=0)
-    planner = planner_with(*map(done, range(100)), progress=progress)
-    planner.plan(progress, NOW_US, take_all=False)
-    for second in range(2):
-        planner.began(NOW_US + second * RATE_US)
-        now_us = NOW_US + (second + 1) * RATE_US
-        planner.ended(now_us, is_aborted=False)
+    planner, now_us = CommitPlanner(20_000), NOW_US
+    for _ in range(2):
+        for number in range(100):
+            planner.add(done(number), frozenset({AT}))
+        commit(planner, progress, now_us, took_us=RATE_US)
+        now_us += RATE_US
     assert planner.next_begin_us == planner.next_commit_at_us == now_us + 20_000
-    planner.began(now_us)
+    planner.add(done(1), frozenset({AT}))
+    planner.plan(progress, now_us, take_all=False)
     assert planner.next_commit_at_us == now_us + RATE_US + 20_000, "it may take as long as the last"
-    planner.ended(now_us, is_aborted=True)
+    planner.ended(now_us, is_committed=False)
     assert planner.next_begin_us == now_us + ABORT_WAIT_US, "the longer of the two"
 
 
 def test_each_abort_in_a_row_doubles_the_pause_and_only_the_first_is_repeated_at_once() -> None:
-    planner, waits_us = CommitPlanner(20_000), []
+    progress, waits_us = OnePartition(), []
+    planner = planner_with(done(1), progress=progress)
     for _ in range(8):
-        planner.began(NOW_US)
-        planner.ended(NOW_US, is_aborted=True)
+        planner.plan(progress, NOW_US, take_all=False)
+        planner.ended(NOW_US, is_committed=False)
         waits_us.append(planner.next_begin_us - NOW_US)
         planner.rebalanced(NOW_US + 1)
         assert (planner.next_begin_us == NOW_US + 1) == (len(waits_us) == 1)
     doubled = [ABORT_WAIT_US * 2**number for number in range(ABORT_DOUBLINGS_MAX + 1)]
     assert waits_us == [*doubled, doubled[-1], doubled[-1]]
-    planner.ended(NOW_US, is_aborted=False)
-    planner.ended(NOW_US, is_aborted=True)
+    commit(planner, progress, NOW_US)
+    planner.add(done(2), frozenset({AT}))
+    planner.plan(progress, NOW_US, take_all=False)
+    planner.ended(NOW_US, is_committed=False)
     assert planner.next_begin_us == NOW_US + ABORT_WAIT_US, "a commit ends the row"
 
 
@@ -261,8 +255,7 @@ def test_blocked_and_aborted_work_is_planned_again_and_revoked_work_is_removed()
     planner.blocked(NOW_US)
     assert planner.next_begin_us == NOW_US + BLOCKED_WAIT_US
     assert ids(planner.plan(progress, NOW_US, take_all=False).work) == [1, 2, 3]
-    planner.began(NOW_US)
-    planner.ended(NOW_US, is_aborted=True)
+    planner.ended(NOW_US, is_committed=False)
     progress.revoked = (1, 3)
     plan = planner.plan(progress, NOW_US, take_all=False)
     assert (ids(plan.work), ids(plan.revoked)) == ([2], [1, 3])

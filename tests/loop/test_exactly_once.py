@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from carpool.errors import AbortedError, FencedError, RetryableError
 from carpool.kafka.clients import Membership, Position
-from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
+from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, head_of
 from carpool.kafka.fencing import claims
 from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.exactly_once import ABORTING_US_MAX, ABORTS_MIN, CALL_US_MAX
 from carpool.loop.loop import Loop
-from carpool.loop.positions import METADATA_STOP_BYTES
+from carpool.loop.positions import RUNS_STOP_BYTES
 from carpool.loop.stage import Done
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH
@@ -166,7 +166,7 @@ def test_work_that_the_metadata_cannot_list_waits_and_stops_its_partition_only()
 
 def test_a_partition_assigned_with_long_metadata_makes_progress() -> None:
     bench, _, _, consumer = with_every_second_finished()
-    assert len(bench.committed()[1]) > METADATA_STOP_BYTES
+    assert len(bench.committed()[1]) > RUNS_STOP_BYTES
     consumer.crash()
     heir = HandStage(credit=0)
     again, _ = bench.loop(heir)
@@ -283,6 +283,21 @@ def test_a_call_that_does_not_return_ends_the_service_and_commits_nothing_later(
     calls.join(WAIT_S)
     turn(loop, 1)
     assert (bench.results(), bench.committed()) == ([], (None, ""))
+
+
+def test_what_is_given_up_during_a_commit_is_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, stage, loop, _ = with_taken(Exact(), "a")
+    commit, at = MemoryTransactionalProducer.commit, TopicPartition(QUERIES.name, 0)
+
+    def give_up_and_commit(producer: MemoryTransactionalProducer) -> None:
+        loop.positions.give_up(frozenset({at}))
+        commit(producer)
+
+    monkeypatch.setattr(MemoryTransactionalProducer, "commit", give_up_and_commit)
+    stage.finish("a")
+    turn(loop)
+    bench.wait(loop)
+    assert not head_of(bench.broker.committed(GROUP)[at].metadata).instance_id
 
 
 def test_a_revocation_commits_batch_work_during_its_pause(monkeypatch: pytest.MonkeyPatch) -> None:

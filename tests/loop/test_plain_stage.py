@@ -91,7 +91,7 @@ class Lines:
                 )
             return SteppedExactlyOnce(
                 context,
-                make_producer=lambda: MemoryTransactionalProducer(self.broker, "words-one"),
+                producer=MemoryTransactionalProducer(self.broker, "words-one"),
                 make_hint_producer=lambda: MemoryProducer(self.broker),
                 instance_id="one",
                 commit_interval_ms=0,

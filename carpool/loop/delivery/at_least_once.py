@@ -1,9 +1,6 @@
 """At least once: first writes outputs, then commits the offsets that they acknowledge.
 
-The brokers acknowledge the outputs; then their parts count as complete; then the moved offsets are
-committed, with the completed parts above them in the metadata. A crash between the two writes an
-output again, under the same record id. Order of steps: `send` → `acknowledged` → `complete` →
-`commit`.
+`step` has all steps of a commit, which do not wait for each other.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import structlog
 
 from carpool.errors import CarpoolError, DeploymentError, FencedError
 from carpool.kafka.clients import Position, ProducerClient
-from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX
+from carpool.kafka.commit_metadata import RUNS_BYTES_MAX, runs_bytes
 from carpool.kafka.records import Output, TopicPartition
 from carpool.loop.delivery.delivery import IDLE_WAIT_S, Delivery, LoopParts
 from carpool.loop.stage import Done
@@ -57,7 +54,7 @@ class AtLeastOnceDelivery(Delivery):
         self._commit_interval_us = commit_interval_ms * 1_000
         self._commit_lock = threading.Lock()
         self._requested: dict[TopicPartition, Position] = {}
-        self._producer: ProducerClient | None = None
+        self._producer = make_producer()
         self._to_send: deque[tuple[_SentWork, Output]] = deque()
         self._unacknowledged = 0
         self._must_rebuild = False
@@ -68,9 +65,6 @@ class AtLeastOnceDelivery(Delivery):
         return len(self._submitted) + len(self._to_send) + self._unacknowledged
 
     # Called from the polling thread.
-
-    def open(self) -> None:
-        self._producer = self._make_producer()
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
         """See `Delivery.revoked`. A commit in progress ends first."""
@@ -83,26 +77,32 @@ class AtLeastOnceDelivery(Delivery):
     # The delivery thread.
 
     def _close_producer(self) -> None:
-        left = self._producer.close(1.0) if self._producer is not None else 0
-        if left:
+        if left := self._producer.close(1.0):
             log.warning(
                 "outputs not written at the end; they are made again after the restart",
                 outputs=left,
             )
 
     def step(self, wait_s_max: float = IDLE_WAIT_S) -> None:
-        """Sends finished work, serves acknowledgements, commits when a commit is due."""
+        """The steps of a commit, each with the fault that it guards against."""
         if self.refusal.is_waiting or not (self.backlog or self._hints):
             self._wake.wait(min(wait_s_max, self._idle_wait_s()))
         self._wake.clear()
-        self._take_submitted()
         self._hints.send()
-        producer = self._producer
-        assert producer is not None, "`open` made the producer"
-        self._send(producer)
-        producer.poll(SENDING_WAIT_S if self._unacknowledged else 0)
+        # A deadline passes while work waits: what is true now is written.
+        self._take_submitted()
+        # A partition was revoked: another member does its work, and what shared an output with it
+        # is done again. A crash between outputs and positions: outputs come first, so work is
+        # repeated, under the same record ids, and not lost.
+        self._send()
+        # A write fails: the output is sent again. A part is complete when all of its outputs are
+        # acknowledged (`_reported`), so no position passes over one that is not.
+        self._producer.poll(SENDING_WAIT_S if self._unacknowledged else 0)
+        # A producer that fails for good: the reports of its outputs fail, and a new one sends them.
         if self._must_rebuild:
-            self._rebuild(producer)
+            self._producer.close(0)
+            self._producer, self._must_rebuild = self._make_producer(), False
+        # A commit fails: these positions are still uncommitted, and in the next one (`_replied`).
         if self._positions.has_uncommitted and self._clock.now_us() >= self._next_commit_us:
             self._commit()
 
@@ -114,25 +114,22 @@ class AtLeastOnceDelivery(Delivery):
     def _take_submitted(self) -> None:
         while self._submitted:
             done = self._submitted.popleft()
-            if not self._in_flight.is_live(done.parts):
-                self._reopen(done)
-                continue
             done = replace(done, outputs=done.outputs_at(self._clock.now_us()), late=None)
             work = _SentWork(done, len(done.outputs))
             if not done.outputs:
-                self._complete(done)
+                self._complete((done,))
             self._to_send.extend((work, output) for output in done.outputs)
 
-    def _send(self, producer: ProducerClient) -> None:
+    def _send(self) -> None:
         while self._to_send and not self.refusal.is_waiting:
             work, output = self._to_send[0]
             if not work.is_dropped and not self._in_flight.is_live(work.done.parts):
                 work.is_dropped = True
-                self._reopen(work.done)
+                self._reopen((work.done,))
             if work.is_dropped:
                 self._to_send.popleft()
                 continue
-            if not producer.produce(output, functools.partial(self._reported, work, output)):
+            if not self._producer.produce(output, functools.partial(self._reported, work, output)):
                 return  # its queue is full: acknowledgements make room
             self._to_send.popleft()
             self._unacknowledged += 1
@@ -143,7 +140,7 @@ class AtLeastOnceDelivery(Delivery):
             self._parts.metrics.delivery.records_produced.labels(topic=output.topic).inc()
             work.unacknowledged -= 1
             if work.unacknowledged == 0:
-                self._complete(work.done)
+                self._complete((work.done,))
             if not self.backlog:
                 self.refusal.passed()
             return
@@ -156,12 +153,6 @@ class AtLeastOnceDelivery(Delivery):
             )
         self._to_send.append((work, output))
 
-    def _rebuild(self, producer: ProducerClient) -> None:
-        """Replaces a failed producer; the reports of its unacknowledged outputs fail."""
-        producer.close(0)
-        self._producer = self._make_producer()
-        self._must_rebuild = False
-
     def _commit(self) -> None:
         """Requests a commit of the moved positions, unless one is in progress."""
         with self._commit_lock:
@@ -173,25 +164,17 @@ class AtLeastOnceDelivery(Delivery):
                     offsets, functools.partial(self._replied, offsets, self._clock.now_us())
                 )
 
-    def _replied(
-        self, offsets: dict[TopicPartition, Position], began_us: int, error: CarpoolError | None
-    ) -> None:
-        """Notes the outcome of a requested commit. Called by the polling thread."""
-        if self._requested is offsets:
-            self._requested = {}
-        self._note_commit(offsets, began_us, error)
-
     def _commit_now(self) -> None:
         """Commits the moved positions. Blocks the polling thread."""
-        offsets, began_us = self._to_commit(), self._clock.now_us()
-        if not offsets:
+        if not (offsets := self._to_commit()):
             return
+        began_us = self._clock.now_us()
         try:
             self._parts.consumer.inner.commit_now(offsets)
         except CarpoolError as error:
-            self._note_commit(offsets, began_us, error)
+            self._replied(offsets, began_us, error)
         else:
-            self._note_commit(offsets, began_us, None)
+            self._replied(offsets, began_us, None)
 
     def _to_commit(self) -> dict[TopicPartition, Position]:
         self._next_commit_us = self._clock.now_us() + self._commit_interval_us
@@ -199,15 +182,20 @@ class AtLeastOnceDelivery(Delivery):
         # stops its intake long before.
         return {
             at: position
-            if len(position.metadata) <= UNNAMED_BYTES_MAX
+            if runs_bytes(position.metadata) <= RUNS_BYTES_MAX
             else position._replace(metadata="")
             for at, position in self._positions.after(()).items()
         }
 
-    def _note_commit(
+    def _replied(
         self, offsets: dict[TopicPartition, Position], began_us: int, error: CarpoolError | None
     ) -> None:
-        """Notes the outcome. After a failure, the next commit includes these offsets."""
+        """Notes the outcome of a commit. Called by the polling thread.
+
+        After a failure, the next commit includes these offsets.
+        """
+        if self._requested is offsets:
+            self._requested = {}
         now_us, metrics = self._clock.now_us(), self._parts.metrics.delivery
         if error is None:
             self._positions.committed(offsets)

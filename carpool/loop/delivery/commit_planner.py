@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from carpool.kafka.clients import Position
-from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX
+from carpool.kafka.commit_metadata import RUNS_BYTES_MAX, runs_bytes
 from carpool.kafka.records import TopicPartition
-from carpool.loop.partition_progress import Place
 from carpool.loop.stage import Done
+from schemas.topics import is_batch
 
 BLOCKED_WAIT_US = 5_000
 """How long until the next try where finished work cannot be committed yet."""
@@ -46,19 +46,12 @@ HELD_US = 250_000
 """How long work is held back that the commit metadata cannot list, until it is tried again."""
 
 
-class _Positions(Protocol):
-    def after(self, places: Iterable[Place]) -> dict[TopicPartition, Position]: ...
-
-
 class Progress(Protocol):
     """The work in flight, as the planner reads it: see `InFlight`."""
 
-    @property
-    def positions(self) -> _Positions: ...
+    def is_live(self, parts: Iterable[tuple[int, int]]) -> bool: ...
 
-    def is_live(self, parts: Sequence[tuple[int, int]]) -> bool: ...
-
-    def places(self, parts: Iterable[tuple[int, int]]) -> list[Place]: ...
+    def after(self, work: Iterable[Done]) -> dict[TopicPartition, Position]: ...
 
 
 class CommitPlan(NamedTuple):
@@ -67,12 +60,9 @@ class CommitPlan(NamedTuple):
     `revoked`: finished work that can no longer be committed, which the planner has removed.
     """
 
-    work: Sequence[Done]
+    work: list[Done]
     positions: dict[TopicPartition, Position]
-    revoked: Sequence[Done] = ()
-
-
-NO_COMMIT = CommitPlan((), {})
+    revoked: list[Done]
 
 
 class _Finished(NamedTuple):
@@ -84,6 +74,7 @@ class _Finished(NamedTuple):
     unit_id: int
     order: int
     is_batch: bool
+    partitions: frozenset[TopicPartition]
     done: Done
 
 
@@ -110,7 +101,7 @@ class CommitPlanner:
         self._counted_since_us = 0
         self._scale = 1
         self._has_rest = False  # the last plan left work over because of its limits
-        self._began_us: int | None = None  # of the open transaction
+        self._began_us = 0  # of the planned transaction; 0: none is planned
         self._duration_us = 0  # of the last transaction
         self._aborts = 0  # in a row
         self.next_begin_us = 0
@@ -128,68 +119,53 @@ class CommitPlanner:
         An open transaction is assumed to take as long as the last one.
         """
         began_us = self._began_us
-        if began_us is None:
-            return self.next_begin_us
-        return began_us + self._duration_us + self._pause_us()
+        return began_us + self._duration_us + self._pause_us() if began_us else self.next_begin_us
 
-    def add(self, done: Done, *, is_batch: bool) -> None:
-        """Adds finished work."""
+    def add(self, done: Done, partitions: frozenset[TopicPartition]) -> None:
+        """Adds finished work. `partitions`: of its records; none if they were revoked."""
         self._added += 1
         first = min((unit_id for unit_id, _ in done.parts), default=0)
-        self._put(_Finished(first, self._added, is_batch, done))
+        of_batch = all(is_batch(at.topic) for at in partitions)
+        self._put([_Finished(first, self._added, of_batch, partitions, done)])
 
-    def _put(self, finished: _Finished) -> None:
-        heapq.heappush(self._batch if finished.is_batch else self._urgent, finished)
-
-    def is_due(self, now_us: int, *, take_all: bool) -> bool:
-        """Returns whether `plan` may choose any work now."""
-        return take_all or bool(self._urgent) or now_us >= self._batch_due_us
+    def _put(self, entries: list[_Finished]) -> None:
+        for finished in entries:
+            heapq.heappush(self._batch if finished.is_batch else self._urgent, finished)
+        entries.clear()
 
     def plan(self, progress: Progress, now_us: int, *, take_all: bool) -> CommitPlan:
-        """Returns the next commit, the oldest work first.
+        """Returns the next commit, the oldest work first. Call `blocked` or `ended` after it.
 
-        `take_all`: without limits, as before a revocation. After it, `committed`, `blocked` or
-        `ended` is called.
+        `take_all`: without limits, as before a revocation. Positions that moved without work, as by
+        a transaction marker, wait for urgent work, or as long as batch work.
         """
-        if self._held and (take_all or now_us >= self._held_until_us):
-            self._put_back(self._held)
+        is_batch_due = take_all or now_us >= self._batch_due_us
+        if not (is_batch_due or self._urgent):
+            return CommitPlan([], {}, [])
+        if take_all or now_us >= self._held_until_us:
+            self._put(self._held)
         has_urgent = bool(self._urgent)
         if has_urgent:
             self._urgent_until_us = now_us + URGENT_RECENTLY_US
         is_urgent_recent = now_us < self._urgent_until_us
         limit = None if take_all else TRANSACTION_DONES * self._scale
-        work, positions, revoked = self._take(self._urgent, progress, now_us, limit)
-        if take_all or now_us >= self._batch_due_us:
+        revoked = self._take(self._urgent, progress, limit)
+        if is_batch_due:
             few = None if take_all else BATCH_DONES * (1 if is_urgent_recent else self._scale)
-            work, positions, more = self._take(self._batch, progress, now_us, few)
-            revoked += more
+            revoked += self._take(self._batch, progress, few)
             self._batch_due_us = now_us + BATCH_PAUSE_US if is_urgent_recent else 0
         self._has_rest = bool(self._urgent or (self._batch and not is_urgent_recent))
         # Batch work commits seldom enough, so urgent work need not pause after it.
         self._pause_us_max = 0 if not has_urgent and is_urgent_recent else self._commit_interval_us
-        return CommitPlan(work, positions, revoked)
+        positions = self._fit(progress, now_us)
+        self._began_us = now_us if positions else 0
+        return CommitPlan([each.done for each in self._open], positions, revoked)
 
-    def _take(
-        self, heap: list[_Finished], progress: Progress, now_us: int, dones_max: int | None
-    ) -> tuple[list[Done], dict[TopicPartition, Position], list[Done]]:
-        """Moves the oldest work that can be committed to the planned transaction.
-
-        Returns all planned work, its positions, and the work that was revoked.
-        """
-        revoked: list[Done] = []
-        before = len(self._open)
-        while True:
-            self._move(heap, progress, dones_max, revoked)
-            work, positions = self._fit(progress, now_us)
-            if len(self._open) > before or not heap:
-                return work, positions, revoked
-
-    def _move(
-        self, heap: list[_Finished], progress: Progress, dones_max: int | None, revoked: list[Done]
-    ) -> None:
-        """Moves the oldest work within the limits to the planned transaction, and at least one."""
+    def _take(self, heap: list[_Finished], progress: Progress, dones_max: int | None) -> list[Done]:
+        """Plans the oldest work within the limits, and at least one. Returns what was revoked."""
         bytes_max = TRANSACTION_BYTES * self._scale
         count = size_bytes = 0
+        revoked: list[Done] = []
         while heap and (dones_max is None or count < dones_max):
             done = heap[0].done
             if not progress.is_live(done.parts):
@@ -197,33 +173,48 @@ class CommitPlanner:
                 continue
             size_bytes += sum(len(output.value) for output in done.outputs)
             if count and dones_max is not None and size_bytes > bytes_max:
-                return
+                break
             self._open.append(heapq.heappop(heap))
             count += 1
+        return revoked
+
+    def _fit(self, progress: Progress, now_us: int) -> dict[TopicPartition, Position]:
+        """Returns the positions; holds back the newest work that the metadata cannot list.
+
+        Such work waits until a slow record is finished.
+        """
+        while True:
+            positions = progress.after([each.done for each in self._open])
+            lengths = {at: runs_bytes(each.metadata) for at, each in positions.items()}
+            too_long = {at for at, length in lengths.items() if length > RUNS_BYTES_MAX}
+            touching = sorted(each for each in self._open if each.partitions & too_long)
+            if not touching:  # an earlier process of this member committed what is too long
+                return {at: each for at, each in positions.items() if at not in too_long}
+            left_out = touching[len(touching) // 2 :]
+            self._held += left_out
+            self._held_until_us = now_us + HELD_US
+            orders = {each.order for each in left_out}
+            self._open = [each for each in self._open if each.order not in orders]
 
     def blocked(self, now_us: int) -> None:
-        """Notes that finished work cannot be committed yet."""
-        self._put_back(self._open)
+        """Notes that the planned work cannot be committed yet."""
+        self._put(self._open)
+        self._began_us = 0
         self.next_begin_us = now_us + BLOCKED_WAIT_US
 
-    def began(self, now_us: int) -> None:
-        """Notes that a transaction was opened."""
-        self._began_us = now_us
-
-    def ended(self, now_us: int, *, is_aborted: bool) -> None:
-        """Notes that the open transaction has ended."""
-        if self._began_us is not None:
-            self._duration_us = now_us - self._began_us
-        self._began_us = None
-        abort_us = ABORT_WAIT_US << min(self._aborts, ABORT_DOUBLINGS_MAX) if is_aborted else 0
-        self._aborts = self._aborts + 1 if is_aborted else 0
-        if is_aborted:
-            self._put_back(self._open)
+    def ended(self, now_us: int, *, is_committed: bool) -> None:
+        """Notes the end of the planned transaction; work that is not committed is planned again."""
+        self._duration_us, self._began_us = now_us - self._began_us, 0
+        abort_us = 0 if is_committed else ABORT_WAIT_US << min(self._aborts, ABORT_DOUBLINGS_MAX)
+        self._aborts = 0 if is_committed else self._aborts + 1
+        if not is_committed:
+            self._put(self._open)
         elif self._has_rest and self._duration_us < TRANSACTION_US:
             self._scale = min(2 * self._scale, SCALE_MAX)
         else:
             self._scale = max(self._scale // 2, 1)
         self._count(now_us)
+        self._open.clear()
         self.next_begin_us = now_us + max(abort_us, self._pause_us())
 
     def _count(self, now_us: int) -> None:
@@ -244,48 +235,6 @@ class CommitPlanner:
         if self._aborts == 1:
             self.next_begin_us = now_us
 
-    def committed(self) -> None:
-        """Removes the work of the last plan."""
-        self._open.clear()
-
-    def _put_back(self, entries: list[_Finished]) -> None:
-        for finished in entries:
-            self._put(finished)
-        entries.clear()
-
     def _pause_us(self) -> int:
         """Grows with the rate: many records share a transaction, and a lone one never waits."""
         return 0 if self._has_rest else self._pause_us_max * min(self._rate, FULL_RATE) // FULL_RATE
-
-    def _fit(
-        self, progress: Progress, now_us: int
-    ) -> tuple[list[Done], dict[TopicPartition, Position]]:
-        """Returns the planned work that the metadata can list, the oldest, and the positions.
-
-        The other work is held back: it waits until a slow record is finished.
-        """
-        work, positions = self._after_open(progress)
-        while too_long := _too_long(positions):
-            touching = [
-                each
-                for each in self._open
-                if any(place.at in too_long for place in progress.places(each.done.parts))
-            ]
-            if not touching:  # an earlier process of this member committed all of it
-                return work, {at: each for at, each in positions.items() if at not in too_long}
-            left_out = sorted(touching)[len(touching) // 2 :]
-            self._held += left_out
-            self._held_until_us = now_us + HELD_US
-            orders = {each.order for each in left_out}
-            self._open = [each for each in self._open if each.order not in orders]
-            work, positions = self._after_open(progress)
-        return work, positions
-
-    def _after_open(self, progress: Progress) -> tuple[list[Done], dict[TopicPartition, Position]]:
-        work = [finished.done for finished in self._open]
-        parts = (part for done in work for part in done.parts)
-        return work, progress.positions.after(progress.places(parts))
-
-
-def _too_long(positions: dict[TopicPartition, Position]) -> set[TopicPartition]:
-    return {at for at, each in positions.items() if len(each.metadata) > UNNAMED_BYTES_MAX}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,13 +121,8 @@ class Delivery(ABC):
         self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
 
     def start(self) -> None:
-        """Makes the producer and starts the thread. Raises as the producer does."""
-        self.open()
+        """Starts the thread. Raises as the producer does."""
         self._thread.start()
-
-    @abstractmethod
-    def open(self) -> None:
-        """Makes the producer."""
 
     @abstractmethod
     def step(self, wait_s_max: float = IDLE_WAIT_S) -> None:
@@ -136,12 +131,12 @@ class Delivery(ABC):
     def submit(self, done: Done) -> None:
         """Adds finished work. Does not block: the intake limits how much waits here."""
         self._submitted.append(done)
-        self._wake_up()
+        self._wake.set()
 
     def hint(self, output: Output) -> None:
         """Adds a best-effort record; drops it when too many wait."""
         if self._hints.add(output):
-            self._wake_up()
+            self._wake.set()
 
     def after_poll(self) -> None:
         """Serves commits on the polling thread. Called after each poll."""
@@ -195,20 +190,19 @@ class Delivery(ABC):
         """Whether the thread may end after `close`."""
         return not self.backlog or self.refusal.reason is not None
 
-    def _wake_up(self) -> None:
-        self._wake.set()
-
     def _is_late(self) -> bool:
         return self._stop_by_us is not None and self._clock.now_us() >= self._stop_by_us
 
-    def _complete(self, done: Done) -> None:
+    def _complete(self, work: Iterable[Done]) -> None:
         """Notes that the outputs of this work are written, or committed."""
-        self._in_flight.complete(done)
-        self._parts.observer.completed(done)
+        for done in work:
+            self._in_flight.complete(done)
+            self._parts.observer.completed(done)
 
-    def _reopen(self, done: Done) -> None:
+    def _reopen(self, work: Iterable[Done]) -> None:
         """Discards work of a revoked partition; units that are still assigned start again."""
-        self._parts.again.extend((unit, 0) for unit in self._in_flight.reopen(done))
+        for done in work:
+            self._parts.again.extend((unit, 0) for unit in self._in_flight.reopen(done))
 
 
 MakeDelivery = Callable[[LoopParts], Delivery]
