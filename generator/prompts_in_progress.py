@@ -126,7 +126,7 @@ class PromptsInProgress:
         self._happened(events.TimePassed())
         with self._lock:
             wake_us = self._dispatcher.wake_us()
-            states = [server.health.state for server in self._dispatcher.servers]
+            states = [server.state for server in self._dispatcher.servers]
             is_idle = "probing" not in states and not (self._dispatcher.prompts or is_busy)
             self._measure()
         soon_us = now_us + WAKE_US

@@ -20,7 +20,7 @@ A server that may have ended counts as having nothing cached.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.concurrency import next_concurrency
@@ -38,58 +38,22 @@ from generator.plan.dispatch_events import (
     PromptHastened,
     PromptsRevoked,
     PromptTokenized,
+    QueryEnd,
     ReplayCache,
     RequestAccepted,
     RequestEnded,
     RequestRefused,
     SendPrompt,
 )
-from generator.plan.health import RETRY_AFTER_US_MAX, ServerHealth
+from generator.plan.health import RETRY_AFTER_US_MAX, DispatchServer
 from generator.plan.kv_tree import KvTree, KvTreeEvent, ServerLost
 from generator.plan.queue import PromptQueue, QueuedPrompt
-from generator.plan.refusals import Digest, Refusals, RefusedAs, RefusedPrompts
+from generator.plan.refusals import Refusals, RefusedPrompts
 
 LEAD_MAX = 1
 """A server takes the prompt of which it has most cached only if it has at most so many requests
 more than the least loaded server. With a higher value, few servers get nearly all prompts while the
 load is low."""
-
-NOISE_PROMPTS = 32
-"""Accepted prompts over which the `noise` of a server is averaged."""
-
-
-@dataclass(kw_only=True, slots=True)
-class DispatchServer:
-    """A server, as the dispatcher knows it.
-
-    `concurrency`: requests that it gets at once; `in_flight`: those that it has, `begun`: of which
-    it has begun to answer. `noise`: how often it refused a prompt before it accepted it, on
-    average. `unjudged`: what it refused of which it is not known whose fault it was. `tree`: what
-    it has cached; None: there are no KV events.
-    """
-
-    health: ServerHealth
-    concurrency: int
-    tree: KvTree | None
-    in_flight: int = 0
-    begun: int = 0
-    noise: float = 0.0
-    unjudged: dict[Digest, RefusedAs] = field(default_factory=dict)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it takes prompts; they wait while it is doubted."""
-        return self.health.is_open
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it may get one more request now."""
-        is_free = self.health.is_proven or self.in_flight == self.begun
-        return self.health.state == "open" and is_free and self.in_flight < self.concurrency
-
-    def load(self, without: int = 0) -> float:
-        """The share of its slots that are taken, if `without` of its requests are not counted."""
-        return (self.in_flight - without) / self.concurrency
 
 
 class Dispatcher:
@@ -115,17 +79,14 @@ class Dispatcher:
         self._tries_max = tries_max
         self._later_us_max = later_us_max
         self.servers = tuple(
-            DispatchServer(
-                health=ServerHealth(),
-                concurrency=concurrency,
-                tree=KvTree() if follows_caches else None,
-            )
+            DispatchServer(concurrency=concurrency, tree=KvTree() if follows_caches else None)
             for _ in range(servers)
         )
         """To read."""
         self._refused = RefusedPrompts()
         self._queue = PromptQueue(
             *(CachedPrefixes(one.tree) for one in self.servers if one.tree is not None),
+            servers=servers,
             refused=self._refused,
         )
         self._in_flight: dict[int, QueuedPrompt] = {}
@@ -162,7 +123,7 @@ class Dispatcher:
             server = self.servers[place]
             requests = server.in_flight + warm_ups[place]
             cached = 0 if server.tree is None else server.tree.cached_of(token_ids)
-            is_free = server.health.state == "open" and requests < server.concurrency
+            is_free = server.state == "open" and requests < server.concurrency
             return is_free, cached, -requests
 
         return max(range(len(self.servers)), key=merit)
@@ -186,11 +147,10 @@ class Dispatcher:
         deadlines = (queued.prompt.deadline_us for queued in entries)
         times = [time_us for time_us in deadlines if time_us is not None]
         for place, server in enumerate(self.servers):
-            health = server.health
-            if health.state == "paused":
-                times.append(health.paused_until_us)
-            elif health.state != "open" and health.probe is None:
-                times.append(health.canary_us)
+            if server.state == "paused":
+                times.append(server.paused_until_us)
+            elif server.state != "open" and server.probe is None:
+                times.append(server.canary_us)
             elif server.has_room:
                 refusals = (self._refused.of(queued.prompt.refusal_key) for queued in self._queue)
                 later = (one.not_before_us.get(place, 0) for one in refusals)
@@ -205,14 +165,13 @@ class Dispatcher:
         actions: list[DispatchAction] = []
         self._now_us = now_us
         if isinstance(event, PromptArrived):
-            id = event.prompt.id
-            assert id not in self._queue and id not in self._in_flight, f"prompt {id} came twice"
+            assert self._known(event.prompt.id) is None, f"prompt {event.prompt.id} came twice"
             self._queue.add(QueuedPrompt(event.prompt))
         self._expire(actions)  # before the event: an answer at the deadline is too late
         self._follow_prompt(event, actions)
         self._follow_server(event, actions)
         for server in self.servers:
-            server.health.advance(now_us)
+            server.advance(now_us)
         self._send(actions)
         return tuple(actions)
 
@@ -223,24 +182,24 @@ class Dispatcher:
             at_server = [id for id, one in self._in_flight.items() if one.server == place]
             assert server.in_flight == len(at_server), "miscounted requests"
             assert server.begun == sum(self._in_flight[id].is_begun for id in at_server)
-            can_send = server.has_room and self._queue.has_ready(self._now_us, place)
+            can_send = server.has_room and self._queue.may_go(place, self._now_us)
             assert not can_send, "a prompt could be sent"
 
     def _follow_prompt(self, event: DispatchEvent, actions: list[DispatchAction]) -> None:
         """Takes an event about what is to become of a prompt."""
         match event:
             case PromptsRevoked(ids=ids):
-                self._revoke(ids, actions)
-            case PromptCancelled(id=id) if id in self._in_flight or id in self._queue:
-                if self._queue.remove(id) is None:
-                    self._cancel(id, actions)
-                actions.append(EndQuery(id=id, how="cancelled"))
-            case PromptHastened():
-                self._hasten(event)
-            case PromptTokenized(id=id, token_ids=token_ids):
-                self._queue.set_tokens(id, token_ids)
-                if (queued := self._in_flight.get(id)) is not None:  # it may come back
-                    queued.prompt = replace(queued.prompt, token_ids=token_ids)
+                for id in sorted(ids):
+                    self._drop(id, actions)
+            case PromptCancelled(id=id):
+                self._drop(id, actions, how="cancelled")
+            case PromptHastened(id=id) if (queued := self._known(id)) is not None:
+                queued.prompt = replace(
+                    queued.prompt, priority=event.priority, due_us=event.deadline_us
+                )
+            case PromptTokenized(id=id) if (queued := self._known(id)) is not None:
+                queued.prompt = replace(queued.prompt, token_ids=event.token_ids)
+                self._queue.note_tokens(id)  # one in flight may come back
 
     def _follow_server(self, event: DispatchEvent, actions: list[DispatchAction]) -> None:
         """Takes an event about what a server did."""
@@ -255,7 +214,7 @@ class Dispatcher:
             case RequestRefused():
                 self._refuse(event, actions)
             case ProbePassed(server=server):
-                if self.servers[server].health.probe_passed(self._now_us):
+                if self.servers[server].probe_passed(self._now_us):
                     self._judge(server, actions)
             case CacheChanged(server=server, event=change):
                 self._change_cache(server, change, actions)
@@ -269,8 +228,9 @@ class Dispatcher:
         queued = self._take_back(event.id)
         server = self.servers[queued.server]
         self._accepted(queued, actions)
-        self._refused.forget(queued.prompt.refusal_key)
-        server.health.answered()
+        if self._refused.forget(queued.prompt.refusal_key):
+            self._queue.look_again((queued.prompt.refusal_key,))
+        server.answered()
         expected = queued.cached_tokens
         if server.tree is not None and expected is not None and event.cached_tokens is not None:
             server.tree.check(expected, event.cached_tokens)
@@ -280,11 +240,9 @@ class Dispatcher:
 
     def _accepted(self, queued: QueuedPrompt, actions: list[DispatchAction]) -> None:
         """Notes that a server began or completed an answer."""
+        tries = self._refused.of(queued.prompt.refusal_key).tries.get(queued.server, 0)
         server = self.servers[queued.server]
-        if not queued.is_begun:
-            tries = self._refused.of(queued.prompt.refusal_key).tries.get(queued.server, 0)
-            server.noise += (tries - server.noise) / NOISE_PROMPTS
-        server.health.prompt_accepted(self._now_us)
+        server.prompt_accepted(self._now_us, None if queued.is_begun else tries)
         self._judge(queued.server, actions)
 
     def _refuse(self, event: RequestRefused, actions: list[DispatchAction]) -> None:
@@ -292,44 +250,34 @@ class Dispatcher:
         if event.is_lost:
             self._change_cache(place, ServerLost(), actions)
         asked_us = min(event.retry_after_us or 0, RETRY_AFTER_US_MAX)
-        if event.id is None:
-            if server.health.probe_refused(asked_us, now_us):
-                for digest in server.unjudged:
-                    self._refused.of(digest).forgive(place)
-                server.unjudged.clear()
-            return
-        if event.id not in self._in_flight:
+        if event.id is None and server.probe_refused(asked_us, now_us):
+            self._queue.look_again(self._refused.forgive(place))
+        if event.id is None or event.id not in self._in_flight:
             return
         queued = self._take_back(event.id)
         assert queued.server == place, "another server refuses the prompt"
         self._queue.add(queued)
         queued.paid += event.is_paid or queued.is_begun
         if queued.paid >= self._tries_max:
-            self._give_up(event.id, actions)
+            self._drop(event.id, actions, how="given_up")
         if not server.is_open:
             return  # it was sent before the pause
-        is_doubted = queued.is_begun or not server.health.has_accepted_since(
-            queued.accepted, now_us
+        is_doubted = queued.is_begun or not server.has_accepted_since(queued.accepted, now_us)
+        server.refused(is_busy=event.refused_as == "later", is_doubted=is_doubted)
+        digest, sent_us = queued.prompt.refusal_key, queued.sent_us
+        is_news = self._refused.refused(
+            digest, place, event.refused_as, asked_us=asked_us, sent_us=sent_us, now_us=now_us
         )
-        server.health.refused(is_busy=event.refused_as == "later", is_doubted=is_doubted)
-        digest = queued.prompt.refusal_key
-        refusals = self._refused.noted(digest)
-        if refusals.refused(place, asked_us, queued.sent_us, now_us):
-            server.unjudged[digest] = event.refused_as
-            if not is_doubted:
-                self._judge(place, actions)
+        if is_news and not is_doubted:
+            self._judge(place, actions)
 
     def _judge(self, place: int, actions: list[DispatchAction]) -> None:
         """A server accepted a request: what it refused since is the fault of the prompts."""
-        server = self.servers[place]
-        for digest, refused_as in server.unjudged.items():
-            refusals = self._refused.of(digest)
-            refusals.judge(place, refused_as)
-            if self._is_over(refusals):
+        for digest in self._refused.judge(place):
+            if self._is_over(self._refused.of(digest)):
                 for queued in tuple(self._queue):
                     if queued.prompt.refusal_key == digest:
-                        self._give_up(queued.prompt.id, actions)
-        server.unjudged.clear()
+                        self._drop(queued.prompt.id, actions, how="given_up")
 
     def _is_over(self, refusals: Refusals) -> bool:
         """Returns whether prompts with these refusals have failed."""
@@ -340,44 +288,30 @@ class Dispatcher:
         is_long = self._now_us - refusals.since_us >= self._later_us_max
         return is_long or tries >= self._tries_max + refusals.tries_more
 
-    def _give_up(self, id: int, actions: list[DispatchAction]) -> None:
-        self._queue.remove(id)
-        actions.append(EndQuery(id=id, how="given_up"))
-
     def _change_cache(self, server: int, event: KvTreeEvent, actions: list[DispatchAction]) -> None:
-        tree = self.servers[server].tree
-        if tree is None:
-            return
-        step = tree.step(event)
-        self._queue.cache_changed(step, server)
-        if step.replay_from is not None:
-            actions.append(ReplayCache(server=server, replay_from=step.replay_from))
-
-    def _revoke(self, ids: frozenset[int], actions: list[DispatchAction]) -> None:
-        for id in sorted(ids):
-            self._queue.remove(id)
-            if id in self._in_flight:
-                self._cancel(id, actions)
-
-    def _hasten(self, event: PromptHastened) -> None:
-        queued = self._in_flight.get(event.id) or self._queue.get(event.id)
-        if queued is not None:
-            queued.prompt = replace(
-                queued.prompt, priority=event.priority, due_us=event.deadline_us
-            )
+        if (tree := self.servers[server].tree) is not None:
+            step = tree.step(event)
+            self._queue.cache_changed(step, server)
+            if step.replay_from is not None:
+                actions.append(ReplayCache(server=server, replay_from=step.replay_from))
 
     def _expire(self, actions: list[DispatchAction]) -> None:
-        for entries in (tuple(self._in_flight.values()), tuple(self._queue)):
-            for queued in entries:
-                if queued.prompt.is_late(self._now_us):
-                    id = queued.prompt.id
-                    if self._queue.remove(id) is None:
-                        self._cancel(id, actions)
-                    actions.append(EndQuery(id=id, how="expired"))
+        for queued in (*self._in_flight.values(), *self._queue):
+            if queued.prompt.is_late(self._now_us):
+                self._drop(queued.prompt.id, actions, how="expired")
 
-    def _cancel(self, id: int, actions: list[DispatchAction]) -> None:
-        self._take_back(id)
-        actions.append(CancelRequest(id=id))
+    def _drop(self, id: int, actions: list[DispatchAction], *, how: QueryEnd | None = None) -> None:
+        """Takes a prompt away, wherever it is. It ends as `how` says; None: it was revoked."""
+        is_known = self._queue.remove(id) is not None
+        if id in self._in_flight:
+            self._take_back(id)
+            actions.append(CancelRequest(id=id))
+            is_known = True
+        if is_known and how is not None:
+            actions.append(EndQuery(id=id, how=how))
+
+    def _known(self, id: int) -> QueuedPrompt | None:
+        return self._in_flight.get(id) or self._queue.get(id)
 
     def _take_back(self, id: int) -> QueuedPrompt:
         queued = self._in_flight.pop(id)
@@ -387,39 +321,30 @@ class Dispatcher:
         return queued
 
     def _send(self, actions: list[DispatchAction]) -> None:
-        while takers := self._takers():
-            queued = self._queue.take_next(self._now_us, takers)
-            if queued is None:
-                break
+        while (takers := self._takers()) and (
+            queued := self._queue.take_next(self._now_us, takers)
+        ):
             self._start(queued, actions)
         for place, server in enumerate(self.servers):
-            probe = server.health.next_probe(self._now_us, has_prompts=bool(len(self._queue)))
-            if probe is not None:
+            if probe := server.next_probe(self._now_us, has_prompts=len(self._queue) > 0):
                 actions.append(ProbeServer(server=place, probe=probe))
-            if server.has_room and not server.health.is_proven:
-                queued = self._queue.take_probe(self._now_us, place)
-                if queued is not None:
-                    self._start(queued, actions)
+            is_unproven = server.has_room and not server.is_proven
+            if is_unproven and (queued := self._queue.take_probe(self._now_us, place)):
+                self._start(queued, actions)
 
     def _takers(self) -> Sequence[int]:
         """Returns the proven servers that may take the next prompt, the least loaded first."""
-        places = [
-            place for place, one in enumerate(self.servers) if one.has_room and one.health.is_proven
-        ]
-        if not places:
-            return ()
-        least = min(self.servers[place].load() for place in places)
-        fit = (one for one in places if self.servers[one].load(LEAD_MAX) <= least)
-        return sorted(fit, key=lambda one: self.servers[one].load())
+        proven = [place for place, one in enumerate(self.servers) if one.has_room and one.is_proven]
+        least = min((self.servers[place].load() for place in proven), default=0.0)
+        fit = (place for place in proven if self.servers[place].load(LEAD_MAX) <= least)
+        return sorted(fit, key=lambda place: self.servers[place].load())
 
-    def _start(self, queued: QueuedPrompt, actions: list[DispatchAction]) -> int:
-        id = queued.prompt.id
-        server = self.servers[queued.server]
+    def _start(self, queued: QueuedPrompt, actions: list[DispatchAction]) -> None:
+        id, server = queued.prompt.id, self.servers[queued.server]
         assert server.has_room, "too many requests in flight"
         queued.attempts += 1
         queued.is_begun, queued.sent_us = False, self._now_us
-        queued.accepted = server.health.accepted
+        queued.accepted = server.accepted
         server.in_flight += 1
         self._in_flight[id] = queued
         actions.append(SendPrompt(id=id, attempt=queued.attempts, server=queued.server))
-        return id

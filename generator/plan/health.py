@@ -9,7 +9,10 @@ answered once. Pure.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
+
+from generator.plan.kv_tree import KvTree
 
 BACKOFF_US_MIN, BACKOFF_US_MAX = 500_000, 4_000_000
 """First and longest pause of a server that refuses; each more refusal in a row doubles it. The
@@ -20,28 +23,51 @@ ServerState = Literal["open", "doubted", "paused", "probing"]
 Probe = Literal["check", "canary"]
 
 
-class ServerHealth:
-    """A state machine over accepted and refused requests.
+NOISE_PROMPTS = 32
+"""Accepted prompts over which the `noise` of a server is averaged."""
 
-    Read all attributes freely. `probe`: a check or a canary that is out. `accepted`: how many
-    requests were. `is_proven`: it accepted a prompt since it was last doubted; until then it gets
-    one at a time. `paused_until_us`: of the state `paused`; `canary_us`: when one may be sent.
+
+@dataclass(kw_only=True, slots=True)
+class DispatchServer:
+    """A server, as the dispatcher knows it: a state machine over accepted and refused requests.
+
+    `concurrency`: requests that it gets at once; `in_flight`: those that it has, `begun`: of which
+    it has begun to answer; `accepted`: how many it has accepted. `noise`: how often it refused a
+    prompt before it accepted it, on average. `tree`: what it has cached; None: there are no KV
+    events. `probe`: a check or a canary that is out. `is_proven`: it accepted a prompt since it was
+    last doubted; until then it gets one at a time. `paused_until_us`: of the state `paused`;
+    `canary_us`: when one may be sent.
     """
 
-    def __init__(self) -> None:
-        self._backoff_us = BACKOFF_US_MIN
-        self.state: ServerState = "probing"
-        self.probe: Probe | None = None
-        self.accepted = self._accepted_us = 0
-        self.is_proven = True
-        self.paused_until_us = 0
-        self.canary_us = 0
-        self._is_checked = False
+    concurrency: int
+    tree: KvTree | None = None
+    in_flight: int = 0
+    begun: int = 0
+    noise: float = 0.0
+    state: ServerState = "probing"
+    probe: Probe | None = None
+    accepted: int = 0
+    is_proven: bool = True
+    paused_until_us: int = 0
+    canary_us: int = 0
+    _accepted_us: int = 0
+    _backoff_us: int = 0
+    _is_checked: bool = False
 
     @property
     def is_open(self) -> bool:
         """Whether it takes prompts; they wait while it is doubted."""
         return self.state in ("open", "doubted")
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may get one more request now."""
+        is_free = self.is_proven or self.in_flight == self.begun
+        return self.state == "open" and is_free and self.in_flight < self.concurrency
+
+    def load(self, without: int = 0) -> float:
+        """The share of its slots that are taken, if `without` of its requests are not counted."""
+        return (self.in_flight - without) / self.concurrency
 
     def next_probe(self, now_us: int, *, has_prompts: bool) -> Probe | None:
         """Returns what must be sent now to find out how the server is; it counts as sent."""
@@ -62,11 +88,14 @@ class ServerHealth:
         """
         return self.accepted > before and now_us - self._accepted_us < BACKOFF_US_MIN
 
-    def prompt_accepted(self, now_us: int) -> None:
+    def prompt_accepted(self, now_us: int, tries: int | None) -> None:
         """The server began to answer a prompt, answered it, or refused it for its content.
 
-        A prompt that was sent before a pause does not end it.
+        A prompt that was sent before a pause does not end it. `tries`: how often it refused the
+        prompt before; None: it began to answer it earlier.
         """
+        if tries is not None:
+            self.noise += (tries - self.noise) / NOISE_PROMPTS
         self.accepted, self._accepted_us = self.accepted + 1, now_us
         if self.is_open:
             self.state, self.is_proven = "open", True
@@ -74,7 +103,7 @@ class ServerHealth:
     def answered(self) -> None:
         """The server completed an answer: the next pause is short again."""
         if self.is_open:
-            self._backoff_us = BACKOFF_US_MIN
+            self._backoff_us = 0
 
     def probe_passed(self, now_us: int) -> bool:
         """The server answered a check, or accepted a canary. Returns whether it was a canary."""
@@ -94,8 +123,8 @@ class ServerHealth:
         if self.state not in ("doubted", "probing") or not was_out:
             return False
         self.state, self._is_checked, self.is_proven = "paused", False, False
+        self._backoff_us = min(max(BACKOFF_US_MIN, 2 * self._backoff_us), BACKOFF_US_MAX)
         self.paused_until_us = now_us + max(self._backoff_us, asked_us)
-        self._backoff_us = min(2 * self._backoff_us, BACKOFF_US_MAX)
         return True
 
     def refused(self, *, is_busy: bool, is_doubted: bool) -> None:

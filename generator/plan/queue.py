@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
 
-from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
 from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.kv_tree import KvTreeStep
 from generator.plan.refusals import Digest, RefusedPrompts
@@ -87,7 +87,7 @@ class QueuedPrompt:
 
 
 class PromptQueue:
-    """The waiting prompts. Choosing one costs O(waiting).
+    """The waiting prompts. Choosing one costs O(those that may go).
 
     The next one is of the best priority, and has the earliest deadline. Prompts without a deadline
     come after those with one, in the order of arrival. If steps of workflows that have begun are
@@ -98,15 +98,19 @@ class PromptQueue:
     prompt gets it again after a pause only.
     """
 
-    def __init__(self, *caches: CachedPrefixes, refused: RefusedPrompts | None = None) -> None:
+    def __init__(
+        self, *caches: CachedPrefixes, servers: int = 1, refused: RefusedPrompts | None = None
+    ) -> None:
         """`caches`: what each server has cached of the waiting prompts; none: not followed."""
         self._waiting: dict[int, QueuedPrompt] = {}
+        # By server: the prompts whose pause is over, and when the pauses of the others end.
+        self._ready: tuple[dict[int, QueuedPrompt], ...] = tuple({} for _ in range(servers))
+        self._paused: tuple[list[tuple[int, int]], ...] = tuple([] for _ in range(servers))
         self._taken = 0
-        self._sent_keys: set[str] = set()
+        self._sent_keys: set[str | None] = set()
         self._caches = caches
         self._refused = refused or RefusedPrompts()
-        self._tenants = DeficitRoundRobin(quantum=1, weight_of=lambda _: 1)
-        self._with_work: set[str] = set()
+        self._turns: dict[str, int] = {}  # prompts taken when the tenants with work had theirs
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -120,18 +124,18 @@ class PromptQueue:
     def add(self, queued: QueuedPrompt) -> None:
         """Adds a prompt that is new, or that was refused."""
         self._waiting[queued.prompt.id] = queued
+        for ready in self._ready:
+            ready[queued.prompt.id] = queued
         if queued.prompt.token_ids:
             for cache in self._caches:
                 cache.add(queued.prompt.id, queued.prompt.token_ids)
 
-    def set_tokens(self, id: int, token_ids: Sequence[int]) -> None:
-        """Notes the tokens of a waiting prompt. Ignores one that does not wait."""
-        queued = self._waiting.get(id)
-        if queued is not None:
-            queued.prompt = replace(queued.prompt, token_ids=token_ids)
+    def note_tokens(self, id: int) -> None:
+        """Notes that the tokens of a prompt are known, if it waits."""
+        if (queued := self._waiting.get(id)) is not None:
             for cache in self._caches:
                 cache.remove(id)
-                cache.add(id, token_ids)
+                cache.add(id, queued.prompt.token_ids)
 
     def cache_changed(self, step: KvTreeStep, server: int = 0) -> None:
         """Follows what a server has cached."""
@@ -144,109 +148,106 @@ class PromptQueue:
 
     def remove(self, id: int) -> QueuedPrompt | None:
         """Removes a prompt without sending it; returns None if it does not wait."""
-        queued = self._waiting.pop(id, None)
-        if queued is not None:
-            for cache in self._caches:
-                cache.remove(id)
-        return queued
+        for ready in self._ready:
+            ready.pop(id, None)
+        for cache in self._caches:
+            cache.remove(id)
+        return self._waiting.pop(id, None)
 
     def take_next(self, now_us: int, servers: Sequence[int] = (0,)) -> QueuedPrompt | None:
         """Removes and returns the next prompt to send, or None if none may be sent now.
 
         `servers`: those that may take it, the preferred first; at least one.
         """
-        ready = self._ready(now_us, servers)
+        may_go = {server: self.may_go(server, now_us) for server in servers}
+        ready = {id: one for ones in may_go.values() for id, one in ones.items()}.values()
         if not ready:
             return None
         first = min(ready, key=Prompt.urgency)
-        if (self._taken + 1) % OLDEST_EVERY == 0:
-            return self._take(min(ready, key=Prompt.arrival).id, servers, now_us)
         equal = [prompt for prompt in ready if prompt.is_equal_to(first)]
-        if not equal or not (self._caches or any(prompt.steps_done for prompt in equal)):
-            return self._take(first.id, servers, now_us)
-        ids = self._of_tenant(equal)
-        if not self._caches:
-            return self._take(ids[0], servers, now_us)
-        choices = []
-        for server in servers:
-            if may_go := [id for id in ids if self._may_go(self._waiting[id], now_us, (server,))]:
-                choices.append((server, self._caches[server].choose(may_go)))
-        server, id = max(choices, key=lambda choice: self._gain(*choice))
-        return self._take(id, (server,), now_us)
+        if (self._taken + 1) % OLDEST_EVERY == 0:
+            first = min(ready, key=Prompt.arrival)
+        elif equal and (self._caches or any(prompt.steps_done for prompt in equal)):
+            ids = self._of_tenant(equal)
+            choices = [
+                (server, self._caches[server].choose(here) if self._caches else here[0])
+                for server, ones in may_go.items()
+                if (here := [id for id in ids if id in ones])
+            ]
+            server, id = max(choices, key=lambda choice: self._gain(*choice))
+            return self._take(id, {server: may_go[server]})
+        return self._take(first.id, may_go)
 
     def take_probe(self, now_us: int, server: int) -> QueuedPrompt | None:
         """Removes and returns the prompt to prove a server with: the oldest of those with fewest
         refusals, or None if none may be sent now.
         """
-        ready = self._ready(now_us, (server,))
+        ready = self.may_go(server, now_us)
         if not ready:
             return None
+        refusals = {id: self._refused.of(one.refusal_key).count for id, one in ready.items()}
+        oldest = min(ready.values(), key=lambda one: (refusals[one.id], *one.arrival()))
+        return self._take(oldest.id, {server: ready})
 
-        def merit(prompt: Prompt) -> tuple[int, int, int]:
-            return self._refused.of(prompt.refusal_key).count, *prompt.arrival()
+    def may_go(self, server: int, now_us: int) -> dict[int, Prompt]:
+        """Returns the prompts that a server may get now, while no equal one is at a server."""
+        ready, paused = self._ready[server], self._paused[server]
+        while paused and paused[0][0] <= now_us:
+            _, id = heappop(paused)
+            if id in self._waiting:
+                ready[id] = self._waiting[id]
+        may_go: dict[int, Prompt] = {}
+        for id, queued in tuple(ready.items()):
+            refusals = self._refused.of(queued.prompt.refusal_key)
+            if (until_us := refusals.not_before_us.get(server, 0)) > now_us:
+                heappush(paused, (until_us, id))
+                del ready[id]
+            elif queued.prompt.key not in self._sent_keys:
+                may_go[id] = queued.prompt
+        return may_go
 
-        return self._take(min(ready, key=merit).id, (server,), now_us)
-
-    def has_ready(self, now_us: int, server: int) -> bool:
-        """Returns whether this server may get a prompt now."""
-        return bool(self._ready(now_us, (server,)))
+    def look_again(self, digests: Collection[Digest]) -> None:
+        """Notes that pauses have ended early: these prompts were answered, or forgiven."""
+        for id, queued in self._waiting.items():
+            if queued.prompt.refusal_key in digests:
+                for ready in self._ready:
+                    ready[id] = queued
 
     def came_back(self, prompt: Prompt) -> None:
         """Notes that a prompt is at no server any more, so an equal one may be sent."""
-        if prompt.key is not None:
-            self._sent_keys.discard(prompt.key)
+        self._sent_keys.discard(prompt.key)
 
     def take_equal(self, prompt: Prompt) -> list[int]:
         """Removes the waiting prompts with the key of an answered one; returns their ids."""
-        if prompt.key is None:
-            return []
-        ids = [id for id, queued in self._waiting.items() if queued.prompt.key == prompt.key]
+        same = [id for id, queued in self._waiting.items() if queued.prompt.key == prompt.key]
+        ids = [] if prompt.key is None else same
         for id in ids:
             self.remove(id)
         return ids
 
-    def _ready(self, now_us: int, servers: Sequence[int]) -> list[Prompt]:
-        return [one.prompt for one in self if self._may_go(one, now_us, servers)]
-
-    def _may_go(self, queued: QueuedPrompt, now_us: int, servers: Sequence[int]) -> bool:
-        """Returns whether no equal prompt is at a server, and one of these may get it now."""
-        if queued.prompt.key in self._sent_keys:
-            return False
-        refusals = self._refused.of(queued.prompt.refusal_key)
-        return any(refusals.may_go(server, now_us) for server in servers)
-
     def _of_tenant(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Returns the next prompts of the tenant whose turn it is, in the order of arrival.
-
-        They are those with most finished steps.
-        """
+        """Returns the prompts with most finished steps of the next tenant, in order of arrival."""
         of_tenant: dict[str, list[Prompt]] = {}
         for prompt in prompts:
             of_tenant.setdefault(prompt.tenant, []).append(prompt)
-        for tenant in self._with_work - of_tenant.keys():
-            self._tenants.leave(tenant)
-        for tenant in of_tenant:  # in the order of their prompts
-            self._tenants.join(tenant)
-        self._with_work = set(of_tenant)
-        turn = self._tenants.next(lambda _: 1)
-        assert turn is not None, "a prompt is ready, so its tenant has work"
+        turns = self._turns = {tenant: self._turns.get(tenant, self._taken) for tenant in of_tenant}
+        turn = min(turns, key=turns.__getitem__)  # in the order of their prompts, if equal
+        turns[turn] = self._taken + 1
         most = max(prompt.steps_done for prompt in of_tenant[turn])
         first = [prompt for prompt in of_tenant[turn] if prompt.steps_done == most]
         return [prompt.id for prompt in sorted(first, key=Prompt.arrival)]
 
     def _gain(self, server: int, id: int) -> float:
-        prefixes = self._caches[server] if self._caches else None
-        found = None if prefixes is None else prefixes.cached_over_computed(id)
+        found = self._caches[server].cached_over_computed(id) if self._caches else None
         if found is None:  # most prompts that were warmed are sent before their tokens are known
             return float(self._waiting[id].prompt.warmed_at == server)
         return found
 
-    def _take(self, id: int, servers: Sequence[int], now_us: int) -> QueuedPrompt:
+    def _take(self, id: int, may_go: Mapping[int, Collection[int]]) -> QueuedPrompt:
         """Removes a prompt, and assigns it to the server that has most of it cached."""
-        fit = [one for one in servers if self._may_go(self._waiting[id], now_us, (one,))]
+        fit = [server for server, ids in may_go.items() if id in ids]
         server = max(fit, key=lambda server: self._gain(server, id))
-        prefixes = self._caches[server] if self._caches else None
-        cached_tokens = None if prefixes is None else prefixes.cached_tokens(id)
+        cached_tokens = self._caches[server].cached_tokens(id) if self._caches else None
         queued = self.remove(id)
         assert queued is not None, f"prompt {id} does not wait"
         self._taken += 1

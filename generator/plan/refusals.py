@@ -40,63 +40,76 @@ class Refusals:
     tries_more: int = 0
     not_before_us: dict[int, int] = field(default_factory=dict)
 
-    def may_go(self, server: int, now_us: int) -> bool:
-        """Returns whether the pause of the prompt at this server is over."""
-        return self.not_before_us.get(server, 0) <= now_us
-
-    def refused(self, server: int, asked_us: int, sent_us: int, now_us: int) -> bool:
-        """Notes a refusal. Returns whether it tells more than the one before it.
-
-        Equal prompts that were in flight together, and are refused together, count once.
-        """
-        if sent_us < self.last_us and server in self.not_before_us:
-            return False
-        if sent_us - self.last_us > FORGET_US:
-            self.count = self.tries_more = 0
-            self.tries.clear()
-        if self.count == 0:
-            self.since_us = now_us
-        pause_us = min(PAUSE_US_MIN << min(self.count, 20), PAUSE_US_MAX)
-        self.count, self.last_us = self.count + 1, now_us
-        self.not_before_us[server] = now_us + max(pause_us, asked_us)
-        return True
-
-    def judge(self, server: int, refused_as: RefusedAs) -> None:
-        """The server accepted another request: it refuses this prompt, and not others."""
-        if self.count:
-            self.tries[server] = self.tries.get(server, 0) + (refused_as != "later")
-            if refused_as == "gateway":
-                self.tries_more = GATEWAY_TRIES_MORE
-
-    def forgive(self, server: int) -> None:
-        """The server refused something else too."""
-        if self.count:
-            self.count -= 1
-            self.not_before_us.pop(server, None)
-
 
 NONE = Refusals()
 """Of a prompt that no server refused, or that one answered meanwhile: it does not change."""
 
 
 class RefusedPrompts:
-    """The refusals of all prompts, by digest."""
+    """The refusals of all prompts, by digest, and those of each server that are not judged."""
 
     def __init__(self) -> None:
         self._refusals: OrderedDict[Digest, Refusals] = OrderedDict()
+        self._unjudged: dict[int, dict[Digest, RefusedAs]] = {}
 
     def of(self, digest: Digest) -> Refusals:
         """Returns the refusals of a prompt; to read."""
         return self._refusals.get(digest) or NONE
 
-    def noted(self, digest: Digest) -> Refusals:
-        """Returns the same, to change."""
-        refusals = self._refusals.setdefault(digest, Refusals())
+    def refused(
+        self,
+        digest: Digest,
+        server: int,
+        refused_as: RefusedAs,
+        *,
+        asked_us: int,
+        sent_us: int,
+        now_us: int,
+    ) -> bool:
+        """Notes the refusal of a prompt. Returns whether it tells more than the one before it.
+
+        `asked_us`: the pause that the server asked for. Equal prompts that were in flight together,
+        and are refused together, count once.
+        """
+        one = self._refusals.setdefault(digest, Refusals())
         self._refusals.move_to_end(digest)
         if len(self._refusals) > DIGESTS_MAX:
             self._refusals.popitem(last=False)
-        return refusals
+        if sent_us < one.last_us and server in one.not_before_us:
+            return False
+        if sent_us - one.last_us > FORGET_US:
+            one.count = one.tries_more = 0
+            one.tries.clear()
+        if one.count == 0:
+            one.since_us = now_us
+        pause_us = min(PAUSE_US_MIN << min(one.count, 20), PAUSE_US_MAX)
+        one.count, one.last_us = one.count + 1, now_us
+        one.not_before_us[server] = now_us + max(pause_us, asked_us)
+        self._unjudged.setdefault(server, {})[digest] = refused_as
+        return True
 
-    def forget(self, digest: Digest) -> None:
-        """Forgets the refusals of a prompt that a server answered."""
-        self._refusals.pop(digest, None)
+    def judge(self, server: int) -> list[Digest]:
+        """The server accepted a request: what it refused since is the fault of the prompts.
+
+        Returns their digests.
+        """
+        unjudged = self._unjudged.pop(server, {})
+        for digest, refused_as in unjudged.items():
+            if (one := self.of(digest)).count:
+                one.tries[server] = one.tries.get(server, 0) + (refused_as != "later")
+                if refused_as == "gateway":
+                    one.tries_more = GATEWAY_TRIES_MORE
+        return list(unjudged)
+
+    def forgive(self, server: int) -> list[Digest]:
+        """The server refused something else too. Returns the digests of its prompts."""
+        unjudged = self._unjudged.pop(server, {})
+        for digest in unjudged:
+            if (one := self.of(digest)).count:
+                one.count -= 1
+                one.not_before_us.pop(server, None)
+        return list(unjudged)
+
+    def forget(self, digest: Digest) -> bool:
+        """Forgets the refusals of a prompt that a server answered; returns whether it had some."""
+        return self._refusals.pop(digest, None) is not None

@@ -96,7 +96,7 @@ class DispatchTranscript:
 
     def _state(self) -> str:
         one = self.dispatcher
-        states = "/".join(server.health.state for server in one.servers)
+        states = "/".join(server.state for server in one.servers)
         return (
             f"{states}: {one.prompts} prompts, {one.in_flight} in flight, "
             f"credit {one.credit()}, wakes at {one.wake_us()}"
@@ -352,9 +352,9 @@ def test_over_any_history_each_query_ends_once_or_is_still_there(
         assert cancelled <= were_sent - accounts.server_of.keys()
         sent_to = [action.server for action in actions if isinstance(action, SendPrompt)]
         for server in range(servers):
-            state = dispatcher.servers[server].health.state
+            state = dispatcher.servers[server].state
             assert state == "open" or server not in sent_to, "it refuses, or nobody knows"
-            if state == "open" and not dispatcher.servers[server].health.is_proven:
+            if state == "open" and not dispatcher.servers[server].is_proven:
                 assert sent_to.count(server) <= 1, "one at a time"
         assert dispatcher.is_open or dispatcher.credit() == 0
         if isinstance(event, RequestRefused) and event.is_lost and follows_caches:
