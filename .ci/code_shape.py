@@ -34,7 +34,6 @@ LARGER = {
     "bench/search/run.py:run_cells": 69,
     "generator/dedup/stage.py": 400,
     "generator/dedup/stage.py:DedupStage": 15,
-    "generator/llm/openai_api.py": 425,
     "generator/outcomes.py": 415,
     "generator/outcomes.py:Outcomes": 16,
     "generator/plan/answer_dedup.py:AnswerDedup": 14,

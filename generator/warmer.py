@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,7 +136,7 @@ class Warmer:
             )
         )
         while len(self._queries) > SEARCHES_MAX:
-            self._end(next(iter(self._queries)), (), 0, None)
+            self.answered(next(iter(self._queries)), (), 0, None)
 
     def searched(self, retrieval: Retrieval) -> None:
         """The search of a query has ended: its prompt is known."""
@@ -154,10 +155,24 @@ class Warmer:
         """A prompt was answered, of which `cached_tokens` were cached. Returns what was warmed.
 
         `wait_us`: from the end of its search to the first token; None: it was sent more than once.
+        Of a warm-up that did not finish, all tokens count that no earlier warm-up had.
         """
         if place not in self._queries:
             return Warmed()
-        return self._end(place, token_ids, cached_tokens, wait_us)
+        self._cancel(self._queries[place])
+        self._tell(QueryAnswered(query=place, wait_us=wait_us))
+        warmed = used = 0
+        known: tuple[int, ...] = ()
+        query = self._queries.pop(place)
+        for warm_up in query.warm_ups:
+            ids = warm_up.token_ids
+            begin = warm_up.finished.cached_tokens if warm_up.finished else common(ids, known)
+            warmed += len(ids) - begin
+            used += max(0, min(common(ids, token_ids), cached_tokens) - begin)
+            known = ids
+        self._metrics.tokens.add("warmed_used", query.tenant, used)
+        self._metrics.tokens.add("warmed_in_vain", query.tenant, warmed - used)
+        return Warmed(used=used, in_vain=warmed - used)
 
     def make_room(self, server: int) -> None:
         """Cancels warm-ups, the newest first, until the server has room for its prompts."""
@@ -205,8 +220,11 @@ class Warmer:
                 query.server = self._choose(ids, self._at_servers(but=query))
                 rest = len(ids) % (self._block_tokens(query.server) or 1)
                 ids = warm_up.token_ids = ids[: len(ids) - rest] or ids
-                engine = self._servers[query.server]
-                warm_up.finished = await engine.warm(_warm_up_of(prompt, ids))
+                request = _warm_up_of(prompt, ids)
+                async with aclosing(self._servers[query.server].stream(request)) as events:
+                    async for event in events:
+                        if isinstance(event, LlmFinished):
+                            warm_up.finished = event
                 outcome = "done"
         except (LlmRefusal, PromptRefused):
             outcome = "refused"  # the request of a prompt reports the reason
@@ -220,28 +238,6 @@ class Warmer:
         if query.task is not None:
             query.task.cancel()
             query.task = None
-
-    def _end(
-        self, place: str, token_ids: tuple[int, ...], cached_tokens: int, wait_us: int | None
-    ) -> Warmed:
-        """Forgets a query; counts and returns the used and unused tokens of its warm-ups.
-
-        Of a warm-up that did not finish, all tokens count that no earlier warm-up had.
-        """
-        self._cancel(self._queries[place])
-        self._tell(QueryAnswered(query=place, wait_us=wait_us))
-        warmed = used = 0
-        known: tuple[int, ...] = ()
-        query = self._queries.pop(place)
-        for warm_up in query.warm_ups:
-            ids = warm_up.token_ids
-            begin = warm_up.finished.cached_tokens if warm_up.finished else common(ids, known)
-            warmed += len(ids) - begin
-            used += max(0, min(common(ids, token_ids), cached_tokens) - begin)
-            known = ids
-        self._metrics.tokens.add("warmed_used", query.tenant, used)
-        self._metrics.tokens.add("warmed_in_vain", query.tenant, warmed - used)
-        return Warmed(used=used, in_vain=warmed - used)
 
 
 def _warm_up_of(prompt: LlmRequest, token_ids: tuple[int, ...]) -> LlmRequest:

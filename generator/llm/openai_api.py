@@ -20,13 +20,13 @@ from generator.llm.http_client import HttpClient, StatusError
 from generator.llm.openai_errors import BUSY, failure, is_too_long, one_line
 from generator.llm.protocol import (
     LlmEvent,
-    LlmFinished,
     LlmPiece,
     LlmRefusal,
     LlmRequest,
     PromptRefused,
 )
-from generator.llm.server_events import ServerError, ServerEvents, WrongPage
+from generator.llm.reply import read_reply
+from generator.llm.server_events import ServerEvents, WrongPage
 from generator.llm.server_facts import ServerFacts, after_refusal, request_body
 from generator.llm.server_load import requests_waiting
 from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
@@ -37,8 +37,6 @@ log = structlog.get_logger()
 
 CHECK_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 2.0
-END_TIMEOUT_S = 0.05
-"""How long a reply may stay open after its answer is whole."""
 IDS_PATH = "/completions"
 """Where prompts of token ids go."""
 SEGMENTS_MAX = 10_000
@@ -46,8 +44,6 @@ SEGMENTS_MAX = 10_000
 _NOT_THERE = (404, 405, 501)
 _FORM = (400, *_NOT_THERE, 415, 422)
 """Statuses of a request whose form the server may not know."""
-TOKEN_S_MAX = 2.0
-"""Seconds a token, on average, that an answer may take at most."""
 _SAMPLE_PROMPT = ("You answer questions.", "Passages:\n\n")
 _CANARY = LlmRequest(
     id="carpool/canary",
@@ -161,29 +157,11 @@ class OpenAiLlm:
 
     async def prefix(self, request: LlmRequest, passages: int) -> tuple[int, ...]:
         """See `LlmEngine`."""
-        with self._failures("token ids"):
-            facts = await self._known_facts()
-            if not facts.takes_ids or not request.segments:
-                return ()
-            begin = request.segments[: 1 + passages]
-            try:
+        begin = request.segments[: 1 + passages]
+        with self._failures("token ids"), suppress(CannotTokenize):
+            if (await self._known_facts()).takes_ids and begin:
                 return await self._tokenizer.prefix(request.system, begin)
-            except CannotTokenize:
-                return ()
-
-    async def warm(self, request: LlmRequest) -> LlmFinished:
-        """See `LlmEngine`. Learns nothing from a refusal: the request of a prompt does."""
-        assert request.token_ids, "text is not warmed"
-        with self._failures("a warm-up"):
-            async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
-                facts = await self._known_facts()
-                body = request_body(request, facts, request.token_ids, self._settings)
-                stream = await self._client().send(IDS_PATH, body, id=request.id)
-                async with stream:
-                    events = self._events(stream)
-                    async for _ in self._pieces(stream, events, request, timeout.when()):
-                        pass
-        return events.finished()
+        return ()
 
     async def waiting(self) -> int | None:
         """See `LlmEngine`. Asks a vLLM only."""
@@ -203,11 +181,14 @@ class OpenAiLlm:
                 response = await self._begin(request)
                 first_token_at = timeout.when()
             async with response:
-                events = self._events(response)
+                kind = response.headers.get("Content-Type", "")
+                events = ServerEvents(self._settings.model, kind)
                 with self._failures("an answer", events):
-                    pieces = self._pieces(response, events, request, first_token_at)
-                    async with aclosing(pieces):
-                        async for text in pieces:
+                    texts = read_reply(
+                        response, events, self._settings, request.max_tokens, first_token_at
+                    )
+                    async with aclosing(texts):
+                        async for text in texts:
                             yield LlmPiece(text=text, so_far=events.so_far())
         end = events.finished()
         self._has_answered |= request.id != _CANARY.id
@@ -215,9 +196,6 @@ class OpenAiLlm:
             self._has_said_odd_counts = True
             log.warning("token counts of the LLM server count as 0", address=self.address)
         yield end
-
-    def _events(self, response: ClientResponse) -> ServerEvents:
-        return ServerEvents(self._settings.model, response.headers.get("Content-Type", ""))
 
     async def _known_facts(self) -> ServerFacts:
         async with self._finding_out:
@@ -340,47 +318,6 @@ class OpenAiLlm:
         )
         return True
 
-    async def _pieces(
-        self,
-        response: ClientResponse,
-        events: ServerEvents,
-        request: LlmRequest,
-        first_token_at: float | None,
-    ) -> AsyncGenerator[str, None]:
-        """Yields text as it comes; only text moves the deadline.
-
-        Raises what the client and `ServerEvents` raise, and TimeoutError.
-        """
-        loop, settings = asyncio.get_running_loop(), self._settings
-        ends_at = loop.time() + settings.first_token_timeout_s + settings.next_token_timeout_s
-        ends_at += TOKEN_S_MAX * request.max_tokens
-        deadline = ends_at if first_token_at is None else min(first_token_at, ends_at)
-        is_last = False
-        while not (is_last or events.is_done):
-            try:
-                async with asyncio.timeout_at(deadline):
-                    piece = await response.content.readany()
-                if loop.time() > deadline:  # a flood of events never waits
-                    raise TimeoutError
-                is_last = not piece
-                text = _read(events, piece, is_last=is_last)
-            except Exception:
-                if not events.has_ended:
-                    raise
-                break
-            if text:
-                deadline = min(loop.time() + settings.next_token_timeout_s, ends_at)
-                yield text
-        if not events.has_ended:
-            raise LlmRefusal(
-                "broken",
-                "it ended its answer without a finish_reason: the connection or the server failed",
-            )
-        if not (is_last or response.content.at_eof()):  # read to its end, a connection is kept
-            with suppress(Exception):
-                async with asyncio.timeout(END_TIMEOUT_S):
-                    await response.content.readany()
-
     async def close(self) -> None:
         """Closes the connections."""
         await self._tokenizer.close()
@@ -409,17 +346,4 @@ class OpenAiLlm:
             raise refused from error
 
     def _failed(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
-        if isinstance(error, WrongPage):
-            return LlmRefusal(
-                "misfit", f"the server at {self.address} answers {error}: is base_url right?"
-            )
         return failure(error, what, model=self._settings.model, has_answered=self._has_answered)
-
-
-def _read(events: ServerEvents, piece: bytes, *, is_last: bool) -> str:
-    try:
-        return events.feed(piece, is_last=is_last)
-    except (ServerError, WrongPage):
-        raise
-    except Exception as error:
-        raise LlmRefusal.unreadable(error) from error

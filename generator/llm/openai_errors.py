@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from carpool.terminal import without_password
 from generator.llm.http_client import NO_CONNECTION, StatusError
 from generator.llm.protocol import LlmRefusal, PromptRefused, RefusalKind
-from generator.llm.server_events import ServerError
+from generator.llm.server_events import ServerError, WrongPage
 from schemas.record import well_formed
 
 _DETAIL_CHARS_MAX = 300
@@ -40,6 +40,8 @@ def failure(
     `what` was asked for. A server that `has_answered` refuses a prompt, not the settings.
     """
     detail = without_password(well_formed(f"{type(error).__name__}: {error}"))[:_DETAIL_CHARS_MAX]
+    if isinstance(error, WrongPage):
+        return LlmRefusal("misfit", f"it answers {error}: is base_url right?")
     if isinstance(error, NO_CONNECTION):
         return LlmRefusal(
             "unreachable",

@@ -152,13 +152,6 @@ class LlmEngine(Protocol):
         """
         ...
 
-    async def warm(self, request: LlmRequest) -> LlmFinished:
-        """Lets the server compute the `token_ids` of a request, and ends after one token. The ids
-        may be the beginning of a prompt. A server with a prefix cache keeps the result. Raises what
-        `stream` raises, and is cancelled in the same way.
-        """
-        ...
-
     async def waiting(self) -> int | None:
         """Returns how many requests wait in the server; None: it does not say. Never raises."""
         ...

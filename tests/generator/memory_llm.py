@@ -81,7 +81,7 @@ class MemoryLlm:
         user = "".join(request.segments[: 1 + passages])
         return await self.tokenize(replace(request, user=user))
 
-    async def warm(self, request: LlmRequest) -> LlmFinished:
+    async def _warm(self, request: LlmRequest) -> LlmFinished:
         self.warmed.append(request)
         try:
             if self.warm_ups_hang:
@@ -101,6 +101,9 @@ class MemoryLlm:
         return None
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
+        if request.max_tokens == 1:
+            yield await self._warm(request)
+            return
         reply = self._replies.popleft() if self._replies else Reply()
         is_cached = any(
             (seen.system, seen.user) == (request.system, request.user) for seen in self.requests

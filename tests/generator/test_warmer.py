@@ -224,12 +224,12 @@ def test_a_warm_up_that_is_refused_is_counted_and_begun_again(rig: Rig) -> None:
     async def refuse(request: LlmRequest) -> LlmFinished:
         raise LlmRefusal("busy", "no place")
 
-    warm, rig.engine.warm = rig.engine.warm, refuse  # type: ignore[method-assign]
+    warm, rig.engine._warm = rig.engine._warm, refuse  # type: ignore[method-assign]
     rig.drafts(1, "abc", "abc", "abc")
     labels = {"outcome": "refused"}
     assert rig.registry.get_sample_value("carpool_warm_ups_total", labels) == 1
     assert sum(rig.warmer._at_servers()) == 0
-    rig.engine.warm = warm  # type: ignore[method-assign]
+    rig.engine._warm = warm  # type: ignore[method-assign]
     rig.warmer.draft(draft(1, "abc", 4))
     rig.settle()
     assert rig.warmed == [3]
