@@ -37,7 +37,6 @@ LARGER = {
     "generator/outcomes.py": 415,
     "generator/outcomes.py:Outcomes": 16,
     "generator/plan/answer_dedup.py:AnswerDedup": 14,
-    "generator/plan/prompt.py:fill": 66,
     "generator/plan/reuse.py:PromptReuse": 14,
     "grouper/plan/emit.py:plan_records": 58,
     "grouper/plan/scheduler.py:WindowScheduler": 15,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import structlog
+from prometheus_client import Counter
 
 from carpool.telemetry.metrics import GeneratorMetrics
 from generator.llm.kv_events import KvEvents, can_follow
-from generator.plan.kv_tree import KvTree, KvTreeEvent
+from generator.plan.kv_tree import KvCount, KvTree, KvTreeEvent
 
 log = structlog.get_logger()
 
@@ -30,14 +31,12 @@ class ServerCaches:
     ) -> None:
         self._metrics = metrics
         self._labels = labels
-        self._counted: dict[tuple[int, str], int] = {}
         self._servers = tuple(
-            KvEvents(endpoint, partial(on_event, place), partial(self._unreadable, place))
+            KvEvents(endpoint, partial(on_event, place), self._event(place, "unreadable").inc)
             for place, endpoint in enumerate(endpoints)
         )
         for place in range(len(endpoints)):
-            self._count(place, "unreadable", 0)
-            self.measure(place, KvTree())
+            self.measure(place, KvTree())  # all at 0, so that alerts see a rise
 
     def start(self, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         """Starts to follow, by tasks that `run` starts."""
@@ -55,20 +54,12 @@ class ServerCaches:
         self._servers[server].replay(first)
 
     def measure(self, server: int, tree: KvTree) -> None:
-        """Writes the metrics of a tree."""
+        """Writes the metrics of a tree, and counts its events."""
         label = self._labels[server]
         self._metrics.kv_known.labels(server=label).set(not tree.is_blind)
         self._metrics.kv_blocks.labels(server=label).set(len(tree))
-        self._count(server, "replayed", tree.replays)
-        self._count(server, "emptied", tree.emptied)
-        self._count(server, "agreed", tree.checked - tree.disagreed)
-        self._count(server, "more", tree.disagreed - tree.overestimated)
-        self._count(server, "less", tree.overestimated)
+        for what in get_args(KvCount):
+            self._event(server, what).inc(tree.counts.pop(what, 0))
 
-    def _unreadable(self, server: int) -> None:
-        self._count(server, "unreadable", self._counted[(server, "unreadable")] + 1)
-
-    def _count(self, server: int, what: str, total: int) -> None:
-        counter = self._metrics.kv_events.labels(server=self._labels[server], event=what)
-        counter.inc(total - self._counted.get((server, what), 0))
-        self._counted[(server, what)] = total
+    def _event(self, server: int, what: str) -> Counter:
+        return self._metrics.kv_events.labels(server=self._labels[server], event=what)

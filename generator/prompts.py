@@ -62,12 +62,9 @@ def load_templates(settings: GeneratorSettings) -> Mapping[str, Template]:
 
     Raises `ConfigError` if one, or the folder, is not usable.
     """
-    templates = own = _read_templates(BUILT_IN)
-    folder = BUILT_IN
-    if settings.template_dir:
-        folder = Path(settings.template_dir)
-        own = _read_templates(folder)
-        templates = templates | own
+    folder = Path(settings.template_dir) if settings.template_dir else BUILT_IN
+    own = _read_templates(folder)
+    templates = _read_templates(BUILT_IN) | own
     if settings.template not in own:
         raise ConfigError(
             f"there is no prompt template {settings.template!r} in {folder}, only: "
@@ -153,10 +150,8 @@ def fill_step(
 
     `searches`: what the workflow has found so far, by search.
     """
-    if step.prompt is None:
-        template = _template(step.template, templates)
-    else:
-        template = inline_template(step.prompt)
+    own = None if step.prompt is None else inline_template(step.prompt)
+    template = own or _template(step.template, templates)
     return _filled(template, step.values, settings, step.passages_max, searches)
 
 

@@ -31,8 +31,7 @@ class QueryProgress:
     searches: tuple[Operation, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generated:
+class Generated(NamedTuple):
     """The result of one request."""
 
     generation_id: str
@@ -43,7 +42,7 @@ class Generated:
 class Answered(NamedTuple):
     """Status and timings of an answer, and the finished work that it is handed over as."""
 
-    status: str
+    status: str | None
     timings_ms: Mapping[str, float]
     done: Done
 

@@ -41,9 +41,6 @@ class CachedPrefixes:
         self._costs: dict[int, float] = {}  # those that are up to date
         self._with_block: dict[BlockDigest, set[int]] = {}
 
-    def __len__(self) -> int:
-        return len(self._blocks)
-
     def add(self, id: int, token_ids: Sequence[int]) -> None:
         """Adds a prompt."""
         assert id not in self._blocks, f"prompt {id} came twice"

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType, TypeAlias
+from typing import Literal, NewType, TypeAlias
 
 BlockDigest = NewType("BlockDigest", bytes)
 """Names the tokens from the beginning of a prompt to the end of one of its blocks."""
@@ -35,6 +36,9 @@ HELD_BATCHES_MAX = 10_000
 BLOCKS_MAX = 4_000_000
 """Blocks of one server, about 300 bytes each; with more the tree is emptied."""
 DIGEST_BYTES = 16
+KvCount = Literal["replayed", "emptied", "agreed", "more", "less"]
+"""Replays that were asked for; how often a tree was emptied because events were lost or the server
+was restarted; and answers by their cached tokens: as many as expected, more, and fewer."""
 
 
 def digests_of(
@@ -124,15 +128,7 @@ class KvTree:
         """Tokens of a block of the server, as its events say; 0: not known yet."""
         self.is_blind = True
         """What is cached is unknown. An empty tree that is not blind: nothing is cached."""
-        self.replays = 0
-        """Replays that were asked for."""
-        self.emptied = 0
-        """How often the tree was emptied because events were lost or the server was restarted."""
-        self.checked = 0
-        self.disagreed = 0
-        """Answers that were checked, and those with more or fewer cached tokens than expected."""
-        self.overestimated = 0
-        """Answers with fewer cached tokens than expected."""
+        self.counts: Counter[KvCount] = Counter()
         # Of the blocks on the GPU, and of those on the host: [is_on_host].
         self._digest_of: tuple[dict[ServerBlockName, BlockDigest], ...] = ({}, {})
         self._name_of: tuple[dict[BlockDigest, ServerBlockName], ...] = ({}, {})
@@ -167,13 +163,11 @@ class KvTree:
         size = self.block_tokens
         return self.cached_tokens(digests_of(token_ids, block_tokens=size)) if size else 0
 
-    def check(self, expected_tokens: int, reported_tokens: int) -> bool:
-        """Compares the expected cached tokens with those of the answer; returns equality."""
-        self.checked += 1
-        is_equal = expected_tokens == reported_tokens
-        self.disagreed += not is_equal
-        self.overestimated += reported_tokens < expected_tokens
-        return is_equal
+    def check(self, expected_tokens: int, reported_tokens: int) -> None:
+        """Compares the expected cached tokens with those of the answer."""
+        is_more = reported_tokens > expected_tokens
+        what: KvCount = "more" if is_more else "less"
+        self.counts["agreed" if reported_tokens == expected_tokens else what] += 1
 
     def step(self, event: KvTreeEvent) -> KvTreeStep:
         """Takes an event. Names of blocks that are not known are ignored."""
@@ -217,7 +211,7 @@ class KvTree:
             self._end_replay()
         elif not self._is_replaying:
             self._is_replaying = True
-            self.replays += 1
+            self.counts["replayed"] += 1
             return self._next_seq
         return None
 
@@ -239,7 +233,7 @@ class KvTree:
         self._next_seq, self._last_live_seq = 0, -1
 
     def _lose(self) -> None:
-        self.emptied += 1
+        self.counts["emptied"] += 1
         self._empty()
         self.is_blind = True
         self.block_tokens = 0

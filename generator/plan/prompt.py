@@ -139,20 +139,44 @@ def fill(
     placeholder has no value.
     """
     if missing := template.placeholders - values.keys():
-        names = ", ".join(sorted(missing))
-        raise RecordError("invalid_value", f"the template needs {names}, and the step has no value")
-    lists: dict[str, Sequence[Hit]] = {}
-    texts: dict[str, str] = {}
-    for name in sorted(template.placeholders):
-        if (found := _passages(name, values[name])) is not None:
-            lists[name] = found
-        else:
-            texts[name] = _text_of(values[name], template.rows.get(name))
+        lacks = ", ".join(sorted(missing))
+        raise RecordError("invalid_value", f"the template needs {lacks}, and the step has no value")
+    passages = {name: _passages(name, value) for name, value in values.items()}
+    names = sorted(template.placeholders)
+    lists = {name: found for name in names if (found := passages[name]) is not None}
+    texts = {
+        name: _text_of(values[name], template.rows.get(name)) for name in names if name not in lists
+    }
     question = texts.get(QUESTION, next(iter(texts.values()), ""))
     times = Counter(_PLACEHOLDER.findall(template.user))
-    bare = len(template.system) + len(_PLACEHOLDER.sub("", template.user))
-    bare += sum(times[name] * len(text) for name, text in texts.items())
-    left = prompt_chars_max - bare - len(template.nothing_found) * sum(times[one] for one in lists)
+    left = _room(template, texts, question, prompt_chars_max)
+    shown: dict[str, dict[int, str]] = {name: {} for name in lists}
+    for name, number in _best_first(lists, passages_max, of_a_search_max, searches):
+        text = _passage(template, number, lists[name][number - 1], question, passage_chars_max)
+        left -= times[name] * (len(text) + len(PASSAGE_SEPARATOR))
+        if left < 0:
+            break
+        shown[name][number] = text
+    segments = _segments(template, shown, texts)
+    given = [{n: lists[name][n - 1] for n in sorted(each)} for name, each in shown.items()]
+    ids = {hit.doc_id for each in given for hit in each.values()}
+    hits = [hit for found in passages.values() for hit in found or () if hit.doc_id not in ids]
+    return FilledPrompt(
+        system=template.system,
+        user="".join(segments),
+        given=next(filter(None, given), {}),
+        left_out=tuple({hit.doc_id: hit for hit in hits}.values()),
+        segments=segments,
+    )
+
+
+def _room(
+    template: Template, texts: Mapping[str, str], question: str, prompt_chars_max: int
+) -> int:
+    """Returns the characters left for passages beside texts and words for lists without any."""
+    names = _PLACEHOLDER.findall(template.user)
+    left = prompt_chars_max - len(template.system) - len(_PLACEHOLDER.sub("", template.user))
+    left -= sum(len(texts.get(name, template.nothing_found)) for name in names)
     if left < 0:
         raise RecordError(
             "too_large",
@@ -160,30 +184,15 @@ def fill(
             f"prompt of {prompt_chars_max} characters (prompt_chars_max)",
             field="$.text",
         )
-    shown: dict[str, dict[int, str]] = {name: {} for name in lists}
-    for name, number in _best_first(lists, passages_max, of_a_search_max, searches):
-        hit = lists[name][number - 1]
-        text = _put(
-            template.passage,
-            n=str(number),
-            title=one_line(hit.title, passage_chars_max),
-            text=fitting_part(question, hit.text, passage_chars_max),
-        )
-        left -= times[name] * (len(text) + len(PASSAGE_SEPARATOR))
-        if left < 0:
-            break
-        shown[name][number] = text
-    in_order = {name: [text for _, text in sorted(each.items())] for name, each in shown.items()}
-    segments = _segments(template, in_order, texts)
-    given = [{n: lists[name][n - 1] for n in sorted(each)} for name, each in shown.items()]
-    ids = {hit.doc_id for each in given for hit in each.values()}
-    hits = [hit for name, value in values.items() for hit in _passages(name, value) or ()]
-    return FilledPrompt(
-        system=template.system,
-        user="".join(segments),
-        given=next(filter(None, given), {}),
-        left_out=tuple({hit.doc_id: hit for hit in hits if hit.doc_id not in ids}.values()),
-        segments=segments,
+    return left
+
+
+def _passage(template: Template, number: int, hit: Hit, question: str, chars_max: int) -> str:
+    return _put(
+        template.passage,
+        n=str(number),
+        title=one_line(hit.title, chars_max),
+        text=fitting_part(question, hit.text, chars_max),
     )
 
 
@@ -234,7 +243,7 @@ def _text_of(value: Value, row: str | None) -> str:
 
 
 def _segments(
-    template: Template, shown: Mapping[str, Sequence[str]], texts: Mapping[str, str]
+    template: Template, shown: Mapping[str, Mapping[int, str]], texts: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Returns the filled message of the user, cut; see `FilledPrompt`."""
     user, wished = "", []
@@ -242,7 +251,8 @@ def _segments(
         if not place % 2:
             user += part
             continue
-        bodies = [texts[part]] if part in texts else shown[part] or [template.nothing_found]
+        passages = [text for _, text in sorted(shown.get(part, {}).items())]
+        bodies = [texts[part]] if part in texts else passages or [template.nothing_found]
         for number, body in enumerate(bodies):
             wished.append(len(user))
             user += body + (PASSAGE_SEPARATOR if number < len(bodies) - 1 else "")

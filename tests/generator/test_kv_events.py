@@ -89,7 +89,7 @@ def test_a_tree_asks_for_what_was_before_and_follows_what_is_stored_removed_and_
         run.until(lambda: run.cached(A) == 48)
         publisher.publish({"type": "AllBlocksCleared"})
         run.until(lambda: len(run.tree) == 0)
-    assert (publisher.replays, run.tree.replays, run.tree.emptied, run.unreadable) == (1, 1, 0, 0)
+    assert (publisher.replays, run.tree.counts, run.unreadable) == (1, {"replayed": 1}, 0)
     assert not run.tree.is_blind
 
 
@@ -102,7 +102,7 @@ def test_a_server_that_replays_nothing_is_waited_for_a_bounded_time(
     with capture_logs() as logs, following(publisher) as run:
         publisher.publish(publisher.store(B))
         run.until(lambda: run.cached(B) == 32)
-    assert (run.cached(A), run.tree.emptied) == (0, 1)
+    assert (run.cached(A), run.tree.counts["emptied"]) == (0, 1)
     assert "the LLM server replays no KV events" in [entry["event"] for entry in logs]
 
 
@@ -136,7 +136,7 @@ def test_a_batch_that_cannot_be_read_counts_as_lost(publisher: KvPublisher) -> N
         publisher.send(publisher.publish(is_sent=False), b"garbage")
         publisher.publish(publisher.store(B))
         run.until(lambda: run.cached(B) == 32)
-    assert (run.tree.replays, run.tree.emptied) == (1, 0), "what was garbled was replayed"
+    assert run.tree.counts == {"replayed": 1}, "what was garbled was replayed"
     said = [entry for entry in logs if "cannot be read" in entry["event"]]
     assert len(said) == 1, "once for a connection"
 

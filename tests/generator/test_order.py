@@ -202,7 +202,7 @@ def test_no_order_breaks_priorities_deadlines_or_turns_and_none_starves_a_prompt
         send()
     for prefixes in caches:
         prefixes.check_integrity()
-        assert len(prefixes) == 0
+        assert not prefixes._blocks
 
 
 def test_tenants_take_turns_however_many_prompts_one_of_them_has() -> None:
