@@ -231,7 +231,7 @@ class WorkflowRunner:
         progress = QueryProgress(arrived_us=_now_us(), attempts=1)
         self._console.print("    answer", style="bold cyan")
         if end.is_written:
-            answer = written_before(asked, end.written, progress, _now_us())
+            answer = written_before(asked, end.written, progress)
             self._console.print(answer.answer or "", soft_wrap=True)
         else:
             prepared, generated = await self._write(end, query)

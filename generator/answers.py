@@ -83,9 +83,7 @@ def answered(work: QueryInProgress, generated: Generated, now_us: int, warmed: W
     )
 
 
-def extracted(
-    retrieval: Retrieval, prepared: PreparedPrompt, progress: QueryProgress, now_us: int
-) -> Answer:
+def extracted(retrieval: Retrieval, prepared: PreparedPrompt, progress: QueryProgress) -> Answer:
     """Returns the answer without a model: the quote, which is its citation too.
 
     `ok`, or `partial` where damaged clusters were skipped (`error` says so).
@@ -96,7 +94,7 @@ def extracted(
         retrieval,
         citing,
         progress,
-        now_us,
+        progress.arrived_us,
         status="ok" if error is None else "partial",
         attempts=1,
         **citing.of_quote(),
@@ -108,9 +106,7 @@ def extracted(
     )
 
 
-def written_before(
-    retrieval: Retrieval, said: Said, progress: QueryProgress, now_us: int
-) -> Answer:
+def written_before(retrieval: Retrieval, said: Said, progress: QueryProgress) -> Answer:
     """Returns the answer of a workflow that is a text which an earlier step wrote.
 
     `ok`, `partial` and `failed` as of an answer that the model writes now (`answered`).
@@ -123,7 +119,7 @@ def written_before(
         retrieval,
         citing,
         progress,
-        now_us,
+        progress.arrived_us,
         status="failed" if not text else "ok" if is_whole else "partial",
         attempts=1,
         **citing.of_text(text),

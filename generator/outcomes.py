@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal, cast
+from typing import cast
 
 import msgspec
 
 from carpool.clock import Clock
 from carpool.endings import AskedQuery
-from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, LateOutputs, Operation, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.workflow.journal import with_results
 from carpool.workflow.program import NextSteps, Ran
 from carpool.workflow.running import RunningPrograms
-from carpool.workflow.steps import Generate, Said, WorkflowError
-from generator.answers import (
-    answered,
-    asked_of,
-    ended_early,
-    expired,
-    extracted,
-    written_before,
-)
+from carpool.workflow.steps import Generate, WorkflowError
+from generator.answers import answered, asked_of, ended_early, expired
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.llm.servers import LlmServers
 from generator.outputs import final, next_output, partial_output
@@ -52,11 +44,12 @@ from schemas.workflow import StepResult
 
 EarlyEnd = Callable[[AskedQuery, int], Done]
 """Makes an end of a query at a time."""
-STARTED = "a stage is started before it is offered anything"
 
 
 class Outcomes:
     """See the module. For any thread; `sink` is set before the first query ends."""
+
+    sink: Sink
 
     def __init__(
         self,
@@ -79,7 +72,6 @@ class Outcomes:
         self._clock = clock
         self._on_answered = on_answered
         self._programs = programs
-        self.sink: Sink | None = None
 
     def end(self, how: QueryEnd, work: QueryInProgress) -> None:
         """Hands over the answer of a query that the dispatcher has ended."""
@@ -100,7 +92,7 @@ class Outcomes:
             self._expire(work.unit, work.progress)
         else:
             assert isinstance(outcome, Answered)
-            self._submit(retrieval, *outcome)
+            self._submit(work.unit, outcome)
 
     def run_program(
         self, unit: Unit[Retrieval], progress: QueryProgress, then: Callable[[NextSteps], None]
@@ -143,17 +135,12 @@ class Outcomes:
         now_us = self._clock.now_us()
         asked = asked_of(unit, progress, now_us)
         done = end(asked, now_us)
-        self._submit(unit.record, done.early, asked.timings_ms, done)
+        self._submit(unit, Answered(done.early, asked.timings_ms, done))
 
     def go_on(
-        self,
-        unit: Unit[Retrieval],
-        turn: Turn,
-        now_us: int,
-        operations: Sequence[Operation] = (),
+        self, unit: Unit[Retrieval], turn: Turn, now_us: int, operations: Sequence[Operation] = ()
     ) -> None:
         """Writes the next record of a workflow. Raises `WorkflowError`."""
-        assert self.sink is not None, STARTED
         output = next_output(turn, unit, now_us)
         parts = ((unit.id, 0),)
         self.sink.done(Done(parts=parts, outputs=(output,), operations=tuple(operations)))
@@ -183,32 +170,15 @@ class Outcomes:
 
         self._end_early(unit, progress, end)
 
-    def write(
-        self, unit: Unit[Retrieval], said: Said, progress: QueryProgress, now_us: int
-    ) -> None:
-        """Answers a workflow with a text that an earlier step wrote."""
-        self._hand_over(unit, written_before(unit.record, said, progress, now_us), now_us, progress)
-
-    def extract(
-        self,
-        unit: Unit[Retrieval],
-        prepared: PreparedPrompt,
-        progress: QueryProgress,
-        now_us: int,
-    ) -> None:
-        """Answers a query with a quote."""
-        retrieval = unit.record
-        if _is_late(retrieval, now_us):
+    def give(self, unit: Unit[Retrieval], answer: Answer, progress: QueryProgress) -> None:
+        """Hands over an answer that was made without a server, when the query arrived."""
+        if _is_late(unit.record, progress.arrived_us):
             self._expire(unit, progress)
-            return
-        self._hand_over(unit, extracted(retrieval, prepared, progress, now_us), now_us, progress)
+        else:
+            self._submit(unit, self._made(unit, answer, progress, progress.arrived_us))
 
     def refuse(
-        self,
-        unit: Unit[Retrieval],
-        progress: QueryProgress,
-        error_type: ErrorType,
-        message: str,
+        self, unit: Unit[Retrieval], progress: QueryProgress, error_type: ErrorType, message: str
     ) -> None:
         """Answers `failed` a query that no server would answer; the loop adds its dead letter."""
         self._end_early(
@@ -220,36 +190,15 @@ class Outcomes:
     def written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
         """Sends the next characters of an answer."""
         if self._settings.partials and work.texts is None:
-            assert self.sink is not None, STARTED
             now_us = self._clock.now_us()
             self.sink.hint(partial_output(work.unit.record, generation_id, seq, text, now_us))
 
     def tell_steps(self, retrieval: Retrieval, after: Query, now_us: int) -> None:
         """Sends the steps of a workflow that have finished since a record, with their journal."""
         if self._settings.partials:
-            assert self.sink is not None, STARTED
             told, steps_id = finished_steps(retrieval.query), f"{retrieval.source.place}/steps"
             for seq, step in enumerate(steps_done(after)[told:], start=told):
                 self.sink.hint(partial_output(retrieval, steps_id, seq, "", now_us, step))
-
-    def charge(self, unit_id: int, error: Exception) -> None:
-        """Ends a try of a query."""
-        assert self.sink is not None, STARTED
-        self.sink.charge(((unit_id, 0),), error)
-
-    def fail(self, error: CarpoolError) -> None:
-        """Ends the service."""
-        assert self.sink is not None, STARTED
-        self.sink.fail(error)
-
-    def count(
-        self, work: QueryInProgress, written_as: Literal["output", "broken"], used: LlmFinished
-    ) -> None:
-        """Counts the tokens of a request, for its tenant."""
-        tokens, tenant = self._metrics.generator.tokens, tenant_of(work.unit.record.headers)
-        tokens.add("computed", tenant, max(0, used.input_tokens - used.cached_tokens))
-        tokens.add("cached", tenant, used.cached_tokens)
-        tokens.add(written_as, tenant, used.output_tokens)
 
     def made_of(self, work: QueryInProgress, generated: Generated) -> Answered | StepResult:
         """Returns the answer that the model wrote, ready to be handed over; or a step's text."""
@@ -258,14 +207,13 @@ class Outcomes:
             return self._step_result(work, work.texts, generated, now_us)
         warmed = self._on_answered(work, finished.cached_tokens)
         answer = answered(work, generated, now_us, warmed)
-        url = self._servers[work.server].address
-        operation = inference(work, finished, now_us, model=self._model, url=url)
-        late = self._late(work.unit, work.progress)
-        operations = (*work.progress.searches, operation)
-        made = _made(work.unit, answer, now_us, operations, late)
-        self.count(work, "output", finished)
         self._count_citations(answer)
-        return made
+        asked = self._inference(work, finished, now_us)
+        return self._made(work.unit, answer, work.progress, now_us, asked)
+
+    def _inference(self, work: QueryInProgress, finished: LlmFinished, now_us: int) -> Operation:
+        url = self._servers[work.server].address
+        return inference(work, finished, now_us, model=self._model, url=url)
 
     def _count_citations(self, answer: Answer) -> None:
         counts = self._metrics.generator.citations
@@ -278,13 +226,11 @@ class Outcomes:
         self, work: QueryInProgress, texts: StepTexts, generated: Generated, now_us: int
     ) -> StepResult:
         finished, arrived_us = generated.finished, work.progress.arrived_us
-        url = self._servers[work.server].address
         texts.operations.append(step_span("generate", work.unit.record.query, arrived_us, now_us))
-        texts.operations.append(inference(work, finished, now_us, model=self._model, url=url))
+        texts.operations.append(self._inference(work, finished, now_us))
         self._metrics.workflow.steps.labels(kind="generate").inc()
-        self.count(work, "output", finished)
-        step, took_us = texts.steps[work.place], now_us - arrived_us
-        return step_result(step, work.prepared, generated, took_us)
+        step = texts.steps[work.place]
+        return step_result(step, work.prepared, generated, now_us - arrived_us)
 
     def share(self, other: QueryInProgress | None, work: QueryInProgress) -> bool:
         """Gives a step the text of an equal one, of this or another workflow; False: it has none.
@@ -352,23 +298,26 @@ class Outcomes:
 
         return LateOutputs(unit.record.deadline_us, outputs)
 
-    def _hand_over(
-        self, unit: Unit[Retrieval], answer: Answer, now_us: int, progress: QueryProgress
-    ) -> None:
-        """Hands over an answer that needs no server."""
-        late = self._late(unit, progress)
-        self._submit(unit.record, *_made(unit, answer, now_us, progress.searches, late))
+    def _made(
+        self,
+        unit: Unit[Retrieval],
+        answer: Answer,
+        progress: QueryProgress,
+        now_us: int,
+        *asked: Operation,
+    ) -> Answered:
+        done = final(unit, answer, now_us)
+        operations, late = (*progress.searches, *asked), self._late(unit, progress)
+        done = replace(done, operations=operations, late=late)
+        return Answered(answer.status, answer.timings_ms, done)
 
-    def _submit(
-        self, retrieval: Retrieval, status: str | None, timings_ms: Mapping[str, float], done: Done
-    ) -> None:
-        assert self.sink is not None, STARTED
-        journal = retrieval.query.journal
-        if journal is not None and (done.failure is None or done.failure.is_refusal):
+    def _submit(self, unit: Unit[Retrieval], made: Answered) -> None:
+        query, (status, timings_ms, done) = unit.record.query, made
+        if query.journal is not None and (done.failure is None or done.failure.is_refusal):
             metrics = self._metrics.workflow
-            metrics.ended.labels(program=journal.program, status=status).inc()
-            metrics.length_steps.observe(finished_steps(retrieval.query))
-            metrics.length_rounds.observe(len(journal.rounds))
+            metrics.ended.labels(program=query.journal.program, status=status).inc()
+            metrics.length_steps.observe(finished_steps(query))
+            metrics.length_rounds.observe(len(query.journal.rounds))
         if done.early is None:  # else the loop counts it
             self._metrics.loop.ended.labels(stage="generator", status=status).inc()
         for stage in ("queue_llm", "decode", "total"):
@@ -382,10 +331,11 @@ def step_result(
     step: Generate, prepared: PreparedPrompt, generated: Generated, took_us: int
 ) -> StepResult:
     """Returns the result of a step that was written."""
-    finished = generated.finished
+    finished, text = generated.finished, generated.written.answer
     return StepResult(
         digest=step.digest(),
-        text=_plain_text(generated.written.answer),
+        # What the next record can carry, and a search can take.
+        text=text.encode("utf-8", "replace").decode().replace("\x00", ""),
         is_cut=finished.finish_reason == "length",
         left_out=prepared.left_out,
         took_ms=took_us / 1_000,
@@ -393,22 +343,6 @@ def step_result(
         output_tokens=finished.output_tokens,
         cached_tokens=finished.cached_tokens,
     )
-
-
-def _made(
-    unit: Unit[Retrieval],
-    answer: Answer,
-    now_us: int,
-    operations: tuple[Operation, ...],
-    late: LateOutputs | None,
-) -> Answered:
-    done = replace(final(unit, answer, now_us), operations=operations, late=late)
-    return Answered(answer.status, answer.timings_ms, done)
-
-
-def _plain_text(text: str) -> str:
-    """Returns a text that the next record can carry and a search can take."""
-    return text.encode("utf-8", "replace").decode().replace("\x00", "")
 
 
 def _is_late(retrieval: Retrieval, now_us: int) -> bool:

@@ -102,7 +102,7 @@ class PromptsInProgress:
 
     def start(self) -> None:
         """Starts the event loop, which checks the servers."""
-        self._requests.start(self._outcomes.fail)
+        self._requests.start(self._outcomes.sink.fail)
         self.soon(lambda: self._caches.start(self._requests.prepare))
         if self._looks_at_servers:
             self.soon(lambda: self._requests.prepare(self._look_at_servers()))

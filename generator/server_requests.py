@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Literal, get_args
 
 import structlog
 
 from carpool.clock import Clock
 from carpool.telemetry.metrics import GeneratorMetrics
-from generator.llm.protocol import LlmRefusal, PromptRefused, RefusalKind
+from generator.llm.protocol import LlmFinished, LlmRefusal, PromptRefused, RefusalKind
 from generator.llm.servers import LlmServers
 from generator.outcomes import Outcomes
 from generator.plan.dispatch_events import (
@@ -24,6 +24,7 @@ from generator.plan.dispatch_events import (
 from generator.plan.health import Probe
 from generator.query_in_progress import QueryInProgress
 from generator.stream_answer import stream_answer
+from schemas.headers import tenant_of
 
 log = structlog.get_logger()
 
@@ -78,9 +79,10 @@ class ServerRequests:
                 replace(work.prepared.request, token_ids=work.token_ids),
                 on_first_token=partial(self._first_token, work),
                 on_text=partial(self._outcomes.written, work),
-                on_broken=partial(self._outcomes.count, work, "broken"),
+                on_broken=partial(self._count, work, "broken"),
             )
             work.outcome = self._outcomes.made_of(work, generated)
+            self._count(work, "output", generated.finished)
         except PromptRefused as refused:
             work.outcome = refused
             metrics.llm_requests.labels(outcome="prompt_refused").inc()
@@ -100,6 +102,15 @@ class ServerRequests:
         finally:
             metrics.llm_in_flight.dec()
         self._report(RequestEnded(id=id, cached_tokens=cached_tokens))
+
+    def _count(
+        self, work: QueryInProgress, written_as: Literal["output", "broken"], used: LlmFinished
+    ) -> None:
+        """Counts the tokens of a request, for its tenant."""
+        tokens, tenant = self._metrics.tokens, tenant_of(work.unit.record.headers)
+        tokens.add("computed", tenant, max(0, used.input_tokens - used.cached_tokens))
+        tokens.add("cached", tenant, used.cached_tokens)
+        tokens.add(written_as, tenant, used.output_tokens)
 
     def _first_token(self, work: QueryInProgress) -> None:
         now_us, progress = self._clock.now_us(), work.progress

@@ -19,6 +19,7 @@ from carpool.workflow.program import NextSteps
 from carpool.workflow.running import RunningPrograms
 from carpool.workflow.settings import WorkflowSettings
 from carpool.workflow.steps import AnswerStep, Generate
+from generator.answers import extracted, written_before
 from generator.llm.servers import LlmServers
 from generator.outcomes import Outcomes
 from generator.plan.prompt import Template
@@ -145,11 +146,11 @@ class GeneratorStage(Stage[Retrieval]):
         """Answers a query, or a workflow as `step` says. Raises `RecordError`."""
         retrieval = unit.record
         if step is not None and step.is_written:
-            self._outcomes.write(unit, step.written, progress, progress.arrived_us)
+            self._outcomes.give(unit, written_before(retrieval, step.written, progress), progress)
             return
         prepared = self._fill(retrieval, step)
         if prepared.is_extractive:
-            self._outcomes.extract(unit, prepared, progress, progress.arrived_us)
+            self._outcomes.give(unit, extracted(retrieval, prepared, progress), progress)
             return
         work = QueryInProgress(
             id=unit.id,
@@ -244,7 +245,7 @@ class GeneratorStage(Stage[Retrieval]):
 
     def _charge(self, unit_id: int, error: Exception) -> None:
         self.revoke(frozenset({unit_id}), frozenset())
-        self._outcomes.charge(unit_id, error)
+        self._outcomes.sink.charge(((unit_id, 0),), error)
 
     def _note_warmth(self, work: QueryInProgress, cached_tokens: int) -> Warmed:
         """Tells the warmer how many tokens were cached; returns what was warmed for the prompt."""

@@ -25,7 +25,6 @@ from generator.dedup.given_answers import GivenAnswers
 from generator.dedup.prompt_stage import NotingSink, PromptStage
 from generator.dedup.records_reader import RecordsReader
 from generator.dedup.units import answer_in, dedup_query, fits
-from generator.outcomes import STARTED
 from generator.plan.answer_dedup import (
     AnswerBeside,
     AnswerDedup,
@@ -70,6 +69,8 @@ class DedupStage:
     of others.
     """
 
+    _sink: Sink
+
     def __init__(
         self,
         within: PromptStage,
@@ -97,7 +98,6 @@ class DedupStage:
         self._decided: deque[StageAction] = deque()
         self._cancels = Cancels(cancels_max=IDS_MAX)
         self._given = GivenAnswers(metrics, clock)
-        self._sink: Sink | None = None
         self._tables: list[TopicTable] = []
         self.table = self._follow(answers, self, settings.dedup_horizon_ms, IDS_MAX)
         self.table.reads_older = True  # an answer that is not read is paid again
@@ -294,7 +294,6 @@ class DedupStage:
     def _charge(self, unit: Unit[Retrieval], error: Exception) -> None:
         self._forget((unit.id,))
         self._within.revoke(frozenset({unit.id}), frozenset())
-        assert self._sink is not None, STARTED
         self._sink.charge(unit.owed, error)
 
     def _forget(self, unit_ids: Collection[int]) -> None:
@@ -311,7 +310,6 @@ class DedupStage:
             self._waiting_bytes -= unit.message.size_bytes
 
     def _hand_over(self, done: Done) -> None:
-        assert self._sink is not None, STARTED
         self._sink.done(done)
 
     def _ended(self, done: Done) -> None:
@@ -396,5 +394,4 @@ class DedupStage:
 
     def table_failed(self, error: CarpoolError) -> None:
         """Ends the service: without the log, queries would be answered twice."""
-        assert self._sink is not None
         self._sink.fail(error)
