@@ -14,6 +14,7 @@ from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.answers import asked_of, expired, given_again, replayed
 from generator.outputs import final
+from generator.plan.dedup_actions import What
 from generator.query_in_progress import QueryProgress
 from schemas.answer import Answer
 from schemas.headers import tenant_of
@@ -32,21 +33,21 @@ class GivenAnswers:
         self._metrics = metrics
         self._clock = clock
 
-    def skipped(self, unit: Unit[Any]) -> Done:
-        """Its record was answered before: there is no output."""
-        self._count("skipped")
-        return Done(parts=((unit.id, 0),), outputs=(), early="")
+    def ended(self, what: What, unit: Unit[Any], arrived_us: int, now_us: int) -> Done:
+        """A unit ends as the plan says, and the model is not asked."""
+        if what == "skip":
+            self._count("skipped")
+            return Done(parts=((unit.id, 0),), outputs=(), early="")
+        if what == "cancel":
+            return asked_of(unit, QueryProgress(arrived_us=arrived_us), now_us).cancelled(now_us)
+        return self._beside(unit, arrived_us, now_us) if what == "beside" else self._given(unit)
 
-    def of_earlier_service(self, unit: Unit[Answer]) -> Done:
+    def _given(self, unit: Unit[Answer]) -> Done:
         """An earlier service answered the query, and counted that."""
         done = AskedQuery.of(unit, stage="generator").ended(unit.record, self._clock.now_us())
         return replace(done, early="")
 
-    def cancelled(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> Done:
-        """Its asker has withdrawn the query."""
-        return asked_of(unit, QueryProgress(arrived_us=arrived_us), now_us).cancelled(now_us)
-
-    def beside(self, unit: Unit[Any], arrived_us: int, now_us: int) -> Done:
+    def _beside(self, unit: Unit[Any], arrived_us: int, now_us: int) -> Done:
         """Its id has an `ok` answer, which stays newest: the key of this one names the record too.
 
         The answer is that of an earlier service, or `expired`, or a conflict of ids.
@@ -54,7 +55,7 @@ class GivenAnswers:
         record, progress = unit.record, QueryProgress(arrived_us=arrived_us)
         if isinstance(record, Answer):
             assert record.source is not None, "it was read with a source"
-            return beside(self.of_earlier_service(unit), record.query_id, record.source)
+            return beside(self._given(unit), record.query_id, record.source)
         asked = asked_of(unit, progress, now_us)
         if asked.deadline_us is not None and asked.deadline_us <= now_us:
             done = expired(asked, progress, now_us)

@@ -1,4 +1,4 @@
-"""Units and records of the log, as the plans see them."""
+"""Units and records of the log, as the plan sees them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from typing import Any
 
 from carpool.kafka.records import Message
 from carpool.loop.stage import Unit
-from generator.plan.answer_dedup import DedupQuery
+from generator.plan.dedup_actions import DedupQuery, is_reusable
 from generator.plan.query_digest import query_digest
-from generator.plan.reuse import is_reusable
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.retrieval import Retrieval
 from schemas.topics import priority_in_class
 
 
-def dedup_query(unit: Unit[Any]) -> DedupQuery:
-    """Returns a unit as the plans see it."""
+def dedup_query(unit: Unit[Any], prompt_key: str | None) -> DedupQuery:
+    """Returns a unit as the plan sees it."""
     record = unit.record
     if isinstance(record, Answer):
         assert record.source is not None, "it was read with a source"
@@ -35,6 +34,7 @@ def dedup_query(unit: Unit[Any]) -> DedupQuery:
         partition=unit.source.partition,
         priority=priority_in_class(record.source.topic, record.query.priority),
         deadline_us=record.deadline_us,
+        prompt_key=prompt_key,
     )
 
 

@@ -1,205 +1,173 @@
-"""The state machine that decides which queries are generated, and which have an answer already.
+"""The state machine that decides which queries are generated, and which get an answer that exists.
 
-All it knows is read from the log of answers: which records were answered, and which ids have an
-`ok` answer, to which question, at which offset. Records with the same id are generated one after
-another, in the order of the log, until one has an `ok` answer; the others then get that answer
-again. So the outcome is as if one record were processed at a time. An id belongs to the question of
-its `ok` answer.
+Queries ask for the same if they have one id, or one prompt key. Of these one is generated at a
+time, the others wait, and what it gets is the answer of all. So the outcome of an id is as if one
+record were processed at a time, in the order of the log, and an id belongs to the question of its
+`ok` answer. Of equal prompts the most urgent one is generated: the leader, as urgent as its most
+urgent follower. The next one is generated if the first one gets no answer that can be given to it,
+is retried or revoked, or if its partition is given away.
 
-An answer that was handed over counts only when the log shows it, because it may still be discarded.
+All that it knows is read from the log of answers, and from the log of cancels. An answer that was
+handed over counts only when the log shows it, because it may still be discarded.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from generator.plan.recent import Recent
+from generator.plan.cancels import Cancels
+from generator.plan.dedup_actions import (
+    DedupAction,
+    DedupQuery,
+    EndWait,
+    Hasten,
+    ReplayAnswer,
+    is_reusable,
+)
+from generator.plan.recent import Recent, digest_of
 from schemas.answer import Answer
+from schemas.cancel import Cancel
 from schemas.record import Source
 
-KEY_BYTES = 16
-"""The size of the hashes that ids, sources and digests are kept as."""
+OTHERS_READ_US_MAX = 2_000_000
+"""Longest wait of a prompt for the answers of this member's other partitions to be read.
+
+After it, a prompt that has its answer in a partition with many of them is generated again.
+"""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DedupQuery:
-    """A record to be answered. `source`: as published; `partition`: where its answer is written.
-
-    `digest`: of the question; None: an earlier service has the answer, which is not `ok`.
-    """
-
-    unit_id: int
-    query_id: str
-    source: Source
-    digest: str | None
-    partition: int
-    priority: int = 0
-    deadline_us: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerateAnswer:
-    """Generate this query, or write the answer of an earlier service: it has no answer."""
-
-    unit_id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplayAnswer:
-    """Answer this query with the stored answer at this offset: to its id, or to its prompt."""
-
-    unit_id: int
-    partition: int
-    offset: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerBeside:
-    """Answer this query, but not `ok`, and without superseding the `ok` answer that its id has.
-
-    Its id belongs to another question; or it is late, and another record may get that answer; or an
-    earlier service has its answer.
-    """
-
-    unit_id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SkipAnswered:
-    """Acknowledge this query without an output: its record was answered before."""
-
-    unit_id: int
-
-
-DedupAction: TypeAlias = GenerateAnswer | ReplayAnswer | AnswerBeside | SkipAnswered
+State: TypeAlias = Literal["waiting", "following", "fetching", "generating", "handed_over"]
+"""`waiting`: for its partition, or for another query of its id. `following`: for a query with its
+prompt. `fetching`: the stored answer to its id, or to its prompt, is fetched. `generating`: it is
+passed on, and has no answer yet."""
+LEADS: tuple[State, ...] = ("generating", "handed_over")
+"""The states of the leader of equal prompts."""
 
 
 class _StoredAnswer(NamedTuple):
+    """`digest`: of the question, for an id; of the id, for a prompt."""
+
     partition: int
     offset: int
     digest: bytes
 
 
 @dataclass(slots=True)
-class _Entry:
+class DedupEntry:
+    """A query, and what it waits for. `record`: its digest; `key`: while its prompt is looked for.
+
+    `urgency`: how soon its answer is wanted, by priority, then deadline; less is sooner. That of a
+    leader is raised to that of its followers.
+    """
+
     query: DedupQuery
-    state: Literal["waiting", "generating", "replaying", "handed_over"] = "waiting"
+    record: bytes
+    urgency: tuple[int, float]
+    state: State = "waiting"
+    key: str | None = None
 
 
-@dataclass(slots=True)
-class _SameIdQueries:
-    """The queries of one id: `waiting` in order of arrival, `open` (the others) by source."""
-
-    waiting: dict[int, DedupQuery] = field(default_factory=dict)
-    open: dict[bytes, int] = field(default_factory=dict)
+_Group: TypeAlias = dict[int, DedupEntry]
+"""The queries that ask for the same, by unit, in the order of arrival."""
 
 
 class AnswerDedup:
     """See the module. Not thread-safe: the caller locks. Every call costs at most O(queries).
 
-    Remembers `ids_max` ids with an `ok` answer and as many answered records, and forgets the oldest
-    first.
+    Remembers `ids_max` ids, prompts, records and cancels, and forgets the oldest first. To read:
+    `unread`, the partitions whose answers are not read yet, and how many queries have each state.
     """
 
     def __init__(self, *, ids_max: int) -> None:
+        self.unread: set[int] = set()
+        self.states: Counter[State] = Counter()
+        self._held_until_us: int | None = None  # prompts wait for answers of other partitions
         self._answered: Recent[bytes, bool] = Recent(ids_max)
-        self._ok: Recent[bytes, _StoredAnswer] = Recent(ids_max)
-        self._unread: set[int] = set()
-        self._queries: dict[int, _Entry] = {}
-        self._by_id: dict[str, _SameIdQueries] = {}
-        self._handed_over = 0
+        self._of_id: Recent[bytes, _StoredAnswer] = Recent(ids_max)
+        self._of_prompt: Recent[bytes, _StoredAnswer] = Recent(ids_max)
+        self._prompt_of: Recent[bytes, bytes] = Recent(ids_max)
+        self._cancels = Cancels(cancels_max=ids_max)
+        self._queries: _Group = {}
+        self._same_id: dict[str, _Group] = {}
+        self._same_prompt: dict[str, _Group] = {}
 
-    @property
-    def unread(self) -> tuple[int, ...]:
-        """The partitions whose answers are not read yet, ascending."""
-        return tuple(sorted(self._unread))
-
-    @property
-    def handed_over(self) -> int:
-        """Answers handed over that the log does not show yet."""
-        return self._handed_over
-
-    def unanswered(self, query_id: str) -> tuple[DedupQuery, ...]:
-        """Returns the queries of this id whose answer was not handed over, by unit."""
-        same_id = self._by_id.get(query_id)
-        ids = () if same_id is None else (*same_id.waiting, *same_id.open.values())
-        entries = (self._queries[unit_id] for unit_id in sorted(ids))
-        return tuple(entry.query for entry in entries if entry.state != "handed_over")
-
-    def assigned(self, partitions: Iterable[int]) -> None:
+    def assigned(self, partitions: Iterable[int], now_us: int) -> None:
         """Partitions were assigned; queries answered there wait until `read`."""
-        self._unread.update(partitions)
-
-    def given_away(self, partitions: Iterable[int]) -> None:
-        """Partitions were given to another member; nothing waits for them any more.
-
-        What was handed over for them is forgotten: their log is read no more, and would show it.
-        """
-        gone = frozenset(partitions)
-        self._unread -= gone
-        for entry in tuple(self._queries.values()):
-            if entry.query.partition in gone and entry.state == "handed_over":
-                self._forget(entry)
+        self.unread.update(partitions)
+        self._held_until_us = now_us + OTHERS_READ_US_MAX
 
     def read(self, partition: int) -> tuple[DedupAction, ...]:
         """The log of this partition was read to its end: decides the queries that waited for it."""
-        self._unread.discard(partition)
-        return self._advance(query_id for query_id in tuple(self._by_id))
+        self.unread.discard(partition)
+        return self._decide(tuple(self._same_id))
 
     def arrived(self, query: DedupQuery) -> tuple[DedupAction, ...]:
         """A query arrived. One that is here already is offered again: its result was discarded."""
-        if (before := self._queries.get(query.unit_id)) is not None:
-            self._forget(before)
-        self._queries[query.unit_id] = _Entry(query)
-        self._by_id.setdefault(query.query_id, _SameIdQueries()).waiting[query.unit_id] = query
-        return self._advance((query.query_id,))
+        actions = self.revoked((query.unit_id,))
+        record = record_digest(query.query_id, query.source)
+        urgency = query.priority, math.inf if query.deadline_us is None else query.deadline_us
+        entry = self._queries[query.unit_id] = DedupEntry(query, record, urgency)
+        self.states["waiting"] += 1
+        self._same_id.setdefault(query.query_id, {})[query.unit_id] = entry
+        return (*actions, *self._decide((query.query_id,)))
 
-    def ended(self, unit_id: int, *, has_answer: bool) -> tuple[DedupAction, ...]:
-        """The result of a query is about to be handed over. Without an answer it is retried."""
-        entry = self._queries.get(unit_id)
-        if entry is None:
-            return ()
-        if has_answer:
-            self._handed_over += entry.state != "handed_over"
-            entry.state = "handed_over"
-            return ()
-        self._forget(entry)
-        return self._advance((entry.query.query_id,))
+    def handed_over(self, unit_id: int) -> None:
+        """The answer of a query is about to be handed over."""
+        if (entry := self._queries.get(unit_id)) is not None:
+            if entry.state in ("following", "fetching"):
+                self._leave(entry)
+            self._become(entry, "handed_over")
 
     def seen(self, answer: Answer, partition: int, offset: int) -> tuple[DedupAction, ...]:
         """The log shows an answer at this place, of this member or another."""
+        keys: list[str | None] = []
         if answer.source is not None:
-            key = record_digest(answer.query_id, answer.source)
-            self._answered.put(key, True)
-            same_id = self._by_id.get(answer.query_id)
-            entry = self._queries.get(same_id.open.get(key, -1)) if same_id is not None else None
-            if entry is not None and entry.state == "handed_over":
-                self._forget(entry)
+            record = record_digest(answer.query_id, answer.source)
+            self._answered.put(record, True)
+            for entry in tuple(self._same_id.get(answer.query_id, {}).values()):
+                if entry.record == record and entry.state == "handed_over":
+                    keys.append(entry.key)
+                    self._forget(entry)
+        id = digest_of(answer.query_id)
         if answer.status == "ok" and answer.query_digest is not None:
-            stored = _StoredAnswer(partition, offset, digest_of(answer.query_digest))
-            self._ok.put(digest_of(answer.query_id), stored)
-        return self._advance((answer.query_id,))
+            digest = digest_of(answer.query_digest)
+            self._of_id.put(id, _StoredAnswer(partition, offset, digest))
+        if answer.prompt_key is not None and is_reusable(answer):
+            prompt = digest_of(answer.prompt_key)
+            self._of_prompt.put(prompt, _StoredAnswer(partition, offset, id))
+            self._prompt_of.put(id, prompt)
+            keys.append(answer.prompt_key)
+        return self._decide((answer.query_id,), keys)
 
     def deleted(self, query_id: str) -> None:
         """The log deletes the answers to this id (a record without a value)."""
-        self._ok.discard(digest_of(query_id))
+        id = digest_of(query_id)
+        self._of_id.discard(id)
+        prompt = self._prompt_of.get(id) or b""
+        stored = self._of_prompt.get(prompt)
+        if stored is not None and stored.digest == id:
+            self._of_prompt.discard(prompt)
+
+    def fetching(self, unit_id: int) -> DedupEntry | None:
+        """Returns a query whose stored answer is fetched. Without a `key` it is that of its id."""
+        entry = self._queries.get(unit_id)
+        return entry if entry is not None and entry.state == "fetching" else None
 
     def gone(self, unit_id: int, offset: int) -> tuple[DedupAction, ...]:
-        """The answer at `offset`, to be replayed, is no longer in the log: decides anew."""
-        entry = self._queries.get(unit_id)
-        if entry is None or entry.state != "replaying":
+        """The answer at `offset` cannot be given to this query: decides anew."""
+        if (entry := self.fetching(unit_id)) is None:
             return ()
-        query, same_id = entry.query, self._by_id[entry.query.query_id]
-        key, stored = digest_of(query.query_id), self._ok.get(digest_of(query.query_id))
+        known = self._of_id if entry.key is None else self._of_prompt
+        digest = digest_of(entry.key or entry.query.query_id)
+        stored = known.get(digest)
         if stored is not None and stored.offset == offset:
-            self._ok.discard(key)
-        del same_id.open[record_digest(query.query_id, query.source)]
-        entry.state = "waiting"
-        same_id.waiting = {unit_id: query, **same_id.waiting}
-        return self._advance((query.query_id,))
+            known.discard(digest)
+        self._become(entry, "waiting" if entry.key is None else "following")
+        return self._decide((entry.query.query_id,), (entry.key,))
 
     def expired(self, now_us: int) -> tuple[DedupAction, ...]:
         """Ends late queries that wait for another query or for a stored answer.
@@ -208,89 +176,170 @@ class AnswerDedup:
         already, so they wait on.
         """
         actions: list[DedupAction] = []
+        if self._held_until_us is not None and (not self.unread or now_us >= self._held_until_us):
+            self._held_until_us = None
+            actions += self._decide((), tuple(self._same_prompt))
         for entry in self._queries.values():
-            query, same_id = entry.query, self._by_id[entry.query.query_id]
-            if (
-                query.deadline_us is None
-                or query.deadline_us > now_us
-                or query.partition in self._unread
-            ):
+            query = entry.query
+            if query.deadline_us is None or query.deadline_us > now_us:
                 continue
-            key = record_digest(query.query_id, query.source)
-            if entry.state == "replaying" or (entry.state == "waiting" and key not in same_id.open):
-                same_id.waiting.pop(query.unit_id, None)
-                same_id.open[key] = query.unit_id
-                entry.state = "generating"
-                actions.append(AnswerBeside(unit_id=query.unit_id))
+            if entry.key is not None and entry.state in ("following", "fetching"):
+                self._leave(entry)
+                self._become(entry, "generating")
+                actions.append(EndWait(unit_id=query.unit_id, what="generate"))
+            elif entry.state in ("waiting", "fetching") and query.partition not in self.unread:
+                if entry.state == "waiting" and entry.record in self._open(query.query_id):
+                    continue
+                self._become(entry, "generating")
+                actions.append(EndWait(unit_id=query.unit_id, what="beside"))
         return tuple(actions)
 
-    def revoked(self, unit_ids: Iterable[int]) -> tuple[DedupAction, ...]:
-        """The partitions of these queries were assigned to another member."""
-        gone = [self._queries[unit_id] for unit_id in sorted(unit_ids) if unit_id in self._queries]
+    def cancelled(self, cancel: Cancel, written_ms: int) -> tuple[DedupAction, ...]:
+        """The log of cancels shows this one, with its timestamp.
+
+        A query that waits for another one of its id is decided when it is to be generated.
+        """
+        self._cancels.read(cancel, written_ms)
+        actions: list[DedupAction] = []
+        for entry in self._same_id.get(cancel.query_id, {}).values():
+            is_here = entry.key is not None and entry.state in ("following", "fetching")
+            if (is_here or entry.state == "generating") and self._is_withdrawn(entry.query):
+                if is_here:
+                    self._leave(entry)
+                    self._become(entry, "generating")
+                actions.append(EndWait(unit_id=entry.query.unit_id, what="cancel"))
+        return tuple(actions)
+
+    def revoked(
+        self, unit_ids: Collection[int], partitions: Collection[int] = ()
+    ) -> tuple[DedupAction, ...]:
+        """These queries, and those of these partitions, are here no more: others may go on.
+
+        Also where an answer was handed over: the log that would show it is read no more.
+        """
+        if partitions:
+            self.unread.difference_update(partitions)
+            here = self._queries.items()
+            unit_ids = {*unit_ids, *(id for id, one in here if one.query.partition in partitions)}
+        gone = [self._queries[id] for id in sorted(unit_ids) if id in self._queries]
+        keys = [entry.key for entry in gone]
         for entry in gone:
             self._forget(entry)
-        return self._advance(dict.fromkeys(entry.query.query_id for entry in gone))
+        return self._decide([entry.query.query_id for entry in gone], keys)
 
-    def _forget(self, entry: _Entry) -> None:
-        query = entry.query
-        del self._queries[query.unit_id]
-        self._handed_over -= entry.state == "handed_over"
-        same_id = self._by_id[query.query_id]
-        same_id.waiting.pop(query.unit_id, None)
-        key = record_digest(query.query_id, query.source)
-        if same_id.open.get(key) == query.unit_id:
-            del same_id.open[key]
-        if not same_id.open and not same_id.waiting:
-            del self._by_id[query.query_id]
+    def _become(self, entry: DedupEntry, state: State) -> None:
+        self.states[entry.state] -= 1
+        self.states[state] += 1
+        entry.state = state
 
-    def _advance(self, query_ids: Iterable[str]) -> tuple[DedupAction, ...]:
+    def _leave(self, entry: DedupEntry) -> None:
+        """Takes a query out of those with its prompt."""
+        if entry.key is not None:
+            _take_out(self._same_prompt, entry.key, entry)
+            entry.key = None
+
+    def _forget(self, entry: DedupEntry) -> None:
+        self._leave(entry)
+        self.states[entry.state] -= 1
+        _take_out(self._same_id, entry.query.query_id, entry)
+        del self._queries[entry.query.unit_id]
+
+    def _is_withdrawn(self, query: DedupQuery) -> bool:
+        return query.digest is not None and self._cancels.is_withdrawn(query.query_id, query.source)
+
+    def _open(self, query_id: str) -> set[bytes]:
+        """Returns the records of this id that are decided and have no answer in the log yet."""
+        same = self._same_id.get(query_id, {}).values()
+        return {entry.record for entry in same if entry.state != "waiting"}
+
+    def _decide(
+        self, ids: Iterable[str], keys: Iterable[str | None] = ()
+    ) -> tuple[DedupAction, ...]:
         actions: list[DedupAction] = []
-        for query_id in query_ids:
-            same_id = self._by_id.get(query_id)
-            for query in tuple(same_id.waiting.values()) if same_id is not None else ():
-                assert same_id is not None
-                if (action := self._decide(query, same_id)) is not None:
-                    actions.append(action)
+        for query_id in dict.fromkeys(ids):
+            others = self._open(query_id)
+            for entry in tuple(self._same_id.get(query_id, {}).values()):
+                is_next = entry.state == "waiting" and entry.query.partition not in self.unread
+                if is_next and entry.record not in others:
+                    actions += self._decide_id(entry, others)
+        for key in dict.fromkeys(keys):
+            if key is not None:
+                actions += self._decide_prompt(key)
         return tuple(actions)
 
-    def _decide(self, query: DedupQuery, same_id: _SameIdQueries) -> DedupAction | None:
-        """Returns the action for a waiting query; None: it waits on."""
-        key = record_digest(query.query_id, query.source)
-        if query.partition in self._unread or key in same_id.open:
-            return None
-        entry = self._queries[query.unit_id]
-        if key in self._answered:
+    def _decide_id(self, entry: DedupEntry, others: set[bytes]) -> Sequence[DedupAction]:
+        """Decides a query, unless it waits for one of the `others` with its id."""
+        query, unit_id = entry.query, entry.query.unit_id
+        if entry.record in self._answered:
             self._forget(entry)
-            return SkipAnswered(unit_id=query.unit_id)
-        stored = self._ok.get(digest_of(query.query_id))
-        if stored is None and same_id.open:
-            return None
-        del same_id.waiting[query.unit_id]
-        same_id.open[key] = query.unit_id
-        entry.state = "generating"
+            return (EndWait(unit_id=unit_id, what="skip"),)
+        stored = self._of_id.get(digest_of(query.query_id))
+        if stored is None and others:
+            return ()
+        others.add(entry.record)
+        self._become(entry, "generating")
         if stored is None:
-            return GenerateAnswer(unit_id=query.unit_id)
+            return self._decide_new(entry)
         if query.digest is None or stored.digest != digest_of(query.digest):
-            return AnswerBeside(unit_id=query.unit_id)
-        entry.state = "replaying"
-        return ReplayAnswer(unit_id=query.unit_id, partition=stored.partition, offset=stored.offset)
+            return (EndWait(unit_id=unit_id, what="beside"),)
+        return (self._fetch(entry, stored),)
+
+    def _decide_new(self, entry: DedupEntry) -> Sequence[DedupAction]:
+        """Decides a query whose id has no answer."""
+        query = entry.query
+        if self._is_withdrawn(query):
+            return (EndWait(unit_id=query.unit_id, what="cancel"),)
+        if query.prompt_key is None:
+            return (EndWait(unit_id=query.unit_id, what="generate"),)
+        entry.key = query.prompt_key
+        self._same_prompt.setdefault(entry.key, {})[query.unit_id] = entry
+        self._become(entry, "following")
+        return self._decide_prompt(entry.key)
+
+    def _decide_prompt(self, key: str) -> Sequence[DedupAction]:
+        same = self._same_prompt.get(key, {}).values()
+        following = [entry for entry in same if entry.state == "following"]
+        if not following or self._held_until_us is not None:
+            return ()
+        if (stored := self._of_prompt.get(digest_of(key))) is not None:
+            return [self._fetch(entry, stored) for entry in following]
+        first = min(following, key=lambda entry: entry.urgency)  # the earliest, if equal
+        query, leaders = first.query, [entry for entry in same if entry.state in LEADS]
+        if not leaders:
+            self._become(first, "generating")
+            return (EndWait(unit_id=query.unit_id, what="generate"),)
+        (leader,) = leaders
+        if first.urgency >= leader.urgency:
+            return ()
+        leader.urgency, unit_id = first.urgency, leader.query.unit_id
+        return (Hasten(unit_id=unit_id, priority=query.priority, deadline_us=query.deadline_us),)
+
+    def _fetch(self, entry: DedupEntry, stored: _StoredAnswer) -> ReplayAnswer:
+        self._become(entry, "fetching")
+        unit_id, (partition, offset, _) = entry.query.unit_id, stored
+        return ReplayAnswer(unit_id=unit_id, partition=partition, offset=offset)
 
     def check_integrity(self) -> None:
         """Asserts what must be true between two calls."""
-        listed = sorted(id for same_id in self._by_id.values() for id in same_id.waiting)
-        assert listed == sorted(
-            id for id, entry in self._queries.items() if entry.state == "waiting"
-        ), "waiting queries are listed"
-        for same_id in self._by_id.values():
-            assert same_id.open or same_id.waiting, "an id without queries is forgotten"
-            assert set(same_id.open.values()) <= set(self._queries), "open queries are known"
-        states = [entry.state for entry in self._queries.values()]
-        assert self._handed_over == states.count("handed_over"), "answers handed over are counted"
+        entries = self._queries.values()
+        assert +self.states == Counter(entry.state for entry in entries), "states are counted"
+        ids = [(entry.query.query_id, entry.query.unit_id) for entry in entries]
+        keys = [(entry.key, entry.query.unit_id) for entry in entries if entry.key is not None]
+        for groups, known in ((self._same_id, ids), (self._same_prompt, keys)):
+            assert all(groups.values()), "a group without queries is forgotten"
+            assert sorted(known) == sorted((key, id) for key in groups for id in groups[key])
+        for group in self._same_prompt.values():
+            states = Counter(entry.state for entry in group.values())
+            leaders = sum(states[state] for state in LEADS)
+            assert leaders <= 1, "one leader a prompt"
+            waits = states["following"] > 0
+            assert leaders or not waits or self._held_until_us is not None, "it waits for none"
 
 
-def digest_of(text: str) -> bytes:
-    """Returns the digest that is kept of an id or a key, `KEY_BYTES` long."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+def _take_out(groups: dict[str, _Group], key: str, entry: DedupEntry) -> None:
+    del groups[key][entry.query.unit_id]
+    if not groups[key]:
+        del groups[key]
 
 
 def record_digest(query_id: str, source: Source) -> bytes:

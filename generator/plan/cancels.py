@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from generator.plan.answer_dedup import digest_of
-from generator.plan.recent import Recent
+from generator.plan.recent import Recent, digest_of
 from schemas.cancel import Cancel
 from schemas.record import Source
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CancelQuery:
-    """End this query as `cancelled`, unless it waits for another record with its id: that one is
-    decided when it is to be generated.
-    """
-
-    unit_id: int
 
 
 class Cancels:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+DIGEST_BYTES = 16
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -24,11 +26,6 @@ class Recent(Generic[K, V]):
         self._young: dict[K, V] = {}
         self._old: dict[K, V] = {}
 
-    @property
-    def entries(self) -> int:
-        """Entries in memory: a key that was put in twice may count twice."""
-        return len(self._young) + len(self._old)
-
     def __contains__(self, key: K) -> bool:
         return key in self._young or key in self._old
 
@@ -47,3 +44,8 @@ class Recent(Generic[K, V]):
         """Forgets `key`, if it is there."""
         self._young.pop(key, None)
         self._old.pop(key, None)
+
+
+def digest_of(text: str) -> bytes:
+    """Returns the digest that is kept of an id or a key, `DIGEST_BYTES` long."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()

@@ -1,6 +1,6 @@
 """The planner of the answer dedup: what becomes of a query, by what the log of answers shows.
 
-Commands of its transcripts: `arrive UNIT source=N`, `end UNIT [without]` (an answer), `log OFFSET
+Commands of its transcripts: `arrive UNIT source=N`, `end UNIT` (with an answer), `log OFFSET
 source=N`, `read PARTITION`, `gone UNIT OFFSET`, `delete ID`, `expire TIME`, `revoke UNIT...`.
 """
 
@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from generator.plan.answer_dedup import (
-    AnswerDedup,
-    DedupAction,
-    DedupQuery,
-)
+from generator.plan.answer_dedup import AnswerDedup
+from generator.plan.dedup_actions import DedupAction, DedupQuery, EndWait, ReplayAnswer
 from generator.plan.query_digest import query_digest
 from generator.plan.recent import Recent
 from schemas.answer import Answer
@@ -42,14 +39,14 @@ class DedupTranscript:
         kind, *words = command.split()
         if kind == "new":
             self.dedup = AnswerDedup(ids_max=1_000)
-            self.dedup.assigned([0])
+            self.dedup.assigned([0], 0)
             return []
         arguments = [word for word in words if "=" not in word]
         options = dict(word.split("=") for word in words if "=" in word)
         actions = self._step(kind, arguments, options)
         self.dedup.check_integrity()
-        unread = " ".join(map(str, self.dedup.unread)) or "none"
-        state = f"unread: {unread}, handed over: {self.dedup.handed_over}"
+        unread = " ".join(map(str, sorted(self.dedup.unread))) or "none"
+        state = f"unread: {unread}, handed over: {self.dedup.states['handed_over']}"
         return [*map(_action, actions), state]
 
     def _step(self, kind: str, arguments: list[str], options: Options) -> tuple[DedupAction, ...]:
@@ -58,7 +55,7 @@ class DedupTranscript:
             case "arrive":
                 return dedup.arrived(_query(numbers[0], options))
             case "end":
-                return dedup.ended(numbers[0], has_answer="without" not in arguments)
+                dedup.handed_over(numbers[0])
             case "log":
                 return dedup.seen(_logged(options), 0, numbers[0])
             case "read":
@@ -70,7 +67,7 @@ class DedupTranscript:
             case "revoke":
                 return dedup.revoked(numbers)
             case "assign":
-                dedup.assigned(numbers)
+                dedup.assigned(numbers, 0)
             case "delete":
                 dedup.deleted(arguments[0])
             case _:
@@ -79,8 +76,10 @@ class DedupTranscript:
 
 
 def _action(action: DedupAction) -> str:
-    values = (getattr(action, name) for name in action.__slots__)
-    return f"{type(action).__name__} " + " ".join(map(str, values))
+    if isinstance(action, EndWait):
+        return f"{action.what} {action.unit_id}"
+    assert isinstance(action, ReplayAnswer)
+    return f"replay {action.unit_id} {action.partition} {action.offset}"
 
 
 def _source(options: Options) -> Source:
@@ -112,7 +111,7 @@ def test_a_dictionary_of_recent_entries_never_has_more_than_its_maximum() -> Non
     recent: Recent[int, int] = Recent(10)
     for n in range(1_000):
         recent.put(n, n)
-        assert recent.entries <= 10
+        assert len(recent._young) + len(recent._old) <= 10
         assert all(recent.get(m) == m and m in recent for m in range(max(0, n - 4), n + 1))
     recent.discard(999)
     assert 999 not in recent

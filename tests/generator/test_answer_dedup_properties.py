@@ -17,7 +17,7 @@ from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
 from generator.dedup.stage import DedupStage
-from generator.plan.reuse import is_reusable
+from generator.plan.dedup_actions import is_reusable
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer, Status
 from schemas.codec import decode
@@ -191,8 +191,8 @@ class World:
             self.commit(0)
             self.check()
         assert self.complete == set(range(len(self.records)))
-        reuse = self.stage._reuse
-        assert not (reuse._queries or reuse._by_key or reuse._leader_of), "no query is left"
+        plan = self.stage._plan
+        assert not (plan._queries or plan._same_id or plan._same_prompt), "no query is left"
 
     def answers(self) -> dict[int, list[Answer]]:
         """The answers in the log, by record."""

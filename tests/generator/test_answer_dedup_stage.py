@@ -353,5 +353,5 @@ def test_readiness_names_trouble_with_the_log_until_it_is_read_again() -> None:
 
 def test_a_log_that_can_never_be_read_ends_the_service() -> None:
     bench = Bench()
-    bench.stage.table_failed(ConfigError("2 partitions"))
+    bench.stage.table._listener.table_failed(ConfigError("2 partitions"))
     assert isinstance(bench.sink.failure, ConfigError)

@@ -1,16 +1,11 @@
-"""The planner of reuse: who is generated, who waits, and who gets an answer again."""
+"""Equal prompts in the answer dedup: who is generated, who waits, and who gets an answer again."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from generator.plan.answer_dedup import DedupQuery, ReplayAnswer
-from generator.plan.reuse import (
-    Hasten,
-    PassOn,
-    PromptReuse,
-    ReuseAction,
-)
+from generator.plan.answer_dedup import AnswerDedup
+from generator.plan.dedup_actions import DedupAction, DedupQuery, EndWait, Hasten, ReplayAnswer
 from generator.prompts import load_templates, prepare_prompt, reusable_key
 from generator.settings import GeneratorSettings
 from schemas.answer import AnswerError
@@ -23,31 +18,37 @@ class Checked:
     """A planner whose books are checked after every call."""
 
     def __init__(self) -> None:
-        self.plan = PromptReuse(keys_max=1_000)
+        self.plan = AnswerDedup(ids_max=1_000)
 
-    def arrive(self, unit_id: int, key: str = "k", **more: Any) -> tuple[ReuseAction, ...]:
+    def arrive(self, unit_id: int, key: str = "k", **more: Any) -> tuple[DedupAction, ...]:
         query = DedupQuery(
             unit_id=unit_id,
             query_id=more.pop("query_id", f"q-{unit_id}"),
             source=a_source(unit_id),
             digest="d",
             partition=3,
+            prompt_key=key,
             **more,
         )
-        return self._checked(self.plan.arrived(query, key))
+        return self._checked(self.plan.arrived(query))
 
-    def end(self, unit_id: int, *, has_answer: bool = True) -> tuple[ReuseAction, ...]:
-        return self._checked(self.plan.ended(unit_id, has_answer=has_answer))
+    def end(self, unit_id: int) -> None:
+        self.plan.handed_over(unit_id)
+        self._checked(())
 
     def log(
         self, unit_id: int, offset: int = 9, key: str | None = "k", **more: Any
-    ) -> tuple[ReuseAction, ...]:
+    ) -> tuple[DedupAction, ...]:
         answer = an_answer(f"q-{unit_id}", source=a_source(unit_id), prompt_key=key, **more)
         return self._checked(self.plan.seen(answer, 3, offset))
 
-    def _checked(self, actions: tuple[ReuseAction, ...]) -> tuple[ReuseAction, ...]:
+    def _checked(self, actions: tuple[DedupAction, ...]) -> tuple[DedupAction, ...]:
         self.plan.check_integrity()
         return actions
+
+
+def generated(unit_id: int) -> EndWait:
+    return EndWait(unit_id=unit_id, what="generate")
 
 
 DAMAGED = AnswerError(type="index_damaged", message="m", retryable=True, stage="searcher")
@@ -58,20 +59,18 @@ def given(unit_id: int, offset: int = 9) -> ReplayAnswer:
 
 
 def test_a_leader_without_an_answer_is_followed_by_the_most_urgent_follower() -> None:
-    for lost in ("failed", "retried", "revoked", "expired"):
+    for lost in ("failed", "revoked", "expired"):
         reuse = Checked()
         reuse.arrive(1)
         reuse.arrive(2)
         reuse.arrive(3, priority=-1)
-        if lost == "retried":
-            actions = reuse.end(1, has_answer=False)
-        elif lost == "revoked":
+        if lost == "revoked":
             actions = reuse.plan.revoked([1])
         else:
-            assert reuse.end(1) == ()
+            reuse.end(1)
             actions = reuse.log(1, status=lost)
-        assert actions == (PassOn(unit_id=3),), lost
-        assert reuse.end(3) == ()
+        assert actions == (generated(3),), lost
+        reuse.end(3)
         assert reuse.log(3) == (given(2),)
 
 
@@ -92,12 +91,12 @@ def test_a_follower_ends_at_its_own_deadline_and_the_leader_goes_on() -> None:
     reuse.arrive(1)
     reuse.arrive(2, deadline_us=100)
     assert reuse.plan.expired(99) == ()
-    assert reuse.plan.expired(100) == (PassOn(unit_id=2),)
-    assert reuse.end(2) == (), "it is not the leader"
+    assert reuse.plan.expired(100) == (generated(2),)
+    reuse.end(2)
     reuse.end(1)
     assert reuse.log(1) == ()
     assert reuse.arrive(3, deadline_us=200) == (given(3),)
-    assert reuse.plan.expired(200) == (PassOn(unit_id=3),), "its answer came too late"
+    assert reuse.plan.expired(200) == (generated(3),), "its answer came too late"
     reuse.plan.check_integrity()
 
 
@@ -116,7 +115,7 @@ def test_text_that_was_cut_off_is_given_again_and_nothing_with_an_error() -> Non
     ):
         reuse = Checked()
         reuse.log(10 + n, **more)
-        assert reuse.arrive(2) == (PassOn(unit_id=2),), more
+        assert reuse.arrive(2) == (generated(2),), more
 
 
 def test_a_stored_answer_that_is_gone_is_generated_once_more() -> None:
@@ -124,10 +123,11 @@ def test_a_stored_answer_that_is_gone_is_generated_once_more() -> None:
     reuse.log(1)
     assert reuse.arrive(2) == (given(2),)
     assert reuse.arrive(3) == (given(3),)
-    assert reuse.plan.fetched_key(2) == "k"
-    assert reuse.plan.gone(2, 9) == (PassOn(unit_id=2),)
+    entry = reuse.plan.fetching(2)
+    assert entry is not None and entry.key == "k"
+    assert reuse.plan.gone(2, 9) == (generated(2),)
     assert reuse.plan.gone(3, 9) == (), "it follows now"
-    assert reuse.plan.fetched_key(3) is None
+    assert reuse.plan.fetching(3) is None
     reuse.end(2)
     assert reuse.log(2, offset=12) == (given(3, 12),)
 
@@ -138,7 +138,7 @@ def test_a_deleted_answer_is_given_to_nobody_else() -> None:
     reuse.plan.deleted("q-7")
     assert reuse.arrive(2) == (given(2),)
     reuse.plan.deleted("q-1")
-    assert reuse.arrive(3) == (PassOn(unit_id=3),)
+    assert reuse.arrive(3) == (generated(3),)
 
 
 def key_of(text: str = "why?", *, reuse: bool = True, model: str = "m", **given: Any) -> str | None:

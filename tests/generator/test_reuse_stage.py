@@ -8,7 +8,7 @@ import msgspec
 
 from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Unit
-from generator.dedup.stage import OTHERS_READ_US_MAX
+from generator.plan.answer_dedup import OTHERS_READ_US_MAX
 from schemas.answer import Answer, CacheUse, Citation, Retrieved, Usage
 from schemas.codec import decode
 from schemas.record import header
@@ -107,7 +107,7 @@ def test_a_follower_goes_on_where_its_leader_was_answered_in_a_partition_that_is
     bench.stage.revoke(frozenset(), frozenset({TopicPartition(RETRIEVALS.name, 1)}))
     bench.follow()
     assert follower.id in bench.within.units
-    assert bench.stage._dedup.handed_over == 0, "nothing is counted for ever"
+    assert bench.stage._plan.states["handed_over"] == 0, "nothing is counted for ever"
 
 
 class LongPartition(SlowReader):
