@@ -89,14 +89,7 @@ class TerminalConsole(Console):
     ) -> Iterable[Segment]:
         """Yields the segments of `renderable`; the text of each is harmless."""
         for segment in super().render(renderable, options):
-            if segment.control or _is_harmless(segment.text):
-                yield segment
-            else:
-                yield Segment(harmless(segment.text), segment.style)
-
-
-def _is_harmless(text: str) -> bool:
-    return text.isprintable() or all(_stays(char) for char in text)
+            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
 
 
 def _stays(char: str) -> bool:

@@ -79,15 +79,11 @@ def as_toml(effective: list[Effective]) -> str:
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
         lines += [f"# {line}" for line in textwrap.wrap(each.description, WIDTH)]
         text = f"{each.name} = {_toml_value(each.value)}"
-        if _is_secret(each):
+        if each.value in (STARS, NOT_SET):
             lines.append(f"# read from {each.environment} only: {each.value}")
         else:
             lines.append(f"# {text}" if each.origin == "default" else f"{text}  # {each.origin}")
     return "\n".join(lines) + "\n"
-
-
-def _is_secret(each: Effective) -> bool:
-    return each.value in (STARS, NOT_SET)
 
 
 def _effective(doc: SettingDoc, value: Any, origin: str) -> Effective:

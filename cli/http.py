@@ -6,6 +6,7 @@ import http.client
 import re
 import socket
 import time
+from collections import Counter
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -134,9 +135,8 @@ def _total(samples: Samples, name: str) -> int:
 
 
 def _answers(samples: Samples) -> dict[str, int]:
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for (sample, labels), value in samples.items():
-        if sample == "carpool_answers_total" and value:
-            status = dict(labels)["status"]
-            sums[status] = sums.get(status, 0) + int(value)
-    return sums
+        if sample == "carpool_answers_total":
+            sums[dict(labels)["status"]] += int(value)
+    return dict(+sums)

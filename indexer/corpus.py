@@ -134,7 +134,7 @@ class CorpusReader:
             return why
         id_digest = hashlib.blake2b(document.doc_id.encode(), digest_size=DIGEST_BYTES).digest()
         if (id_number := int.from_bytes(id_digest)) in self._ids:
-            return f"duplicate id {_short(document.doc_id)}"
+            return f"duplicate id {document.doc_id[:80]!r}"
         self._ids.add(id_number)
         self.notes.update(notes)
         return document
@@ -243,7 +243,3 @@ def _reading(what: str, path: Path) -> Iterator[None]:
         raise ConfigError(
             f"cannot read the {what} {path}: {error.strerror}; check the path"
         ) from error
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...")

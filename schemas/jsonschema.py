@@ -52,7 +52,8 @@ def schema_of(topic: str) -> dict[str, Any]:
     schema = msgspec.json.schema(kind)
     for definition in schema["$defs"].values():
         if "description" in definition:
-            definition["description"] = _unwrapped(definition["description"])
+            parts = definition["description"].split("\n\n")
+            definition["description"] = "\n\n".join(" ".join(part.split()) for part in parts)
     if kind is Query:
         schema["$defs"]["Query"]["required"] = []
     return {
@@ -61,10 +62,6 @@ def schema_of(topic: str) -> dict[str, Any]:
         "title": f"{topic} ({EVENT_TYPES[kind]})",
         **schema,
     }
-
-
-def _unwrapped(docstring: str) -> str:
-    return "\n\n".join(" ".join(part.split()) for part in docstring.split("\n\n"))
 
 
 def generate() -> dict[Path, bytes]:

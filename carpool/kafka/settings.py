@@ -161,10 +161,6 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         """Returns the name of a topic in records and inside Carpool: without the prefix."""
         return broker_topic.removeprefix(self.broker_topic(""))
 
-    def has_prefix(self, broker_topic: str) -> bool:
-        """Returns whether the name of a topic at the brokers begins with the prefix."""
-        return broker_topic.startswith(self.broker_topic(""))
-
     def group_of(self, service: str) -> str:
         """Returns the consumer group of a service; transactional ids begin with it."""
         return f"{self.prefix or GROUPS_WITHOUT_PREFIX}-{service}"

@@ -95,7 +95,7 @@ class TopicReader:
         return {
             self._settings.logical_topic(name): tuple(sorted(topic.partitions))
             for name, topic in metadata.topics.items()
-            if topic.error is None and self._settings.has_prefix(name)
+            if topic.error is None and name.startswith(self._settings.broker_topic(""))
         }
 
     def partitions(self, topic: str, *, patience_s: float = 0.0) -> list[TopicPartition]:

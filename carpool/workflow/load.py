@@ -5,7 +5,6 @@ The built-in programs run in the service, those of each module in a child proces
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import MappingProxyType
 
 from carpool.errors import ConfigError
@@ -32,7 +31,8 @@ def load_programs(modules: str = "") -> Programs:
     """
     from carpool.workflow.process import ModuleProcess  # built-in programs need no process
 
-    found = {(each.name, each.version): each for each in _built_in()}
+    values = (value for module in built_in.MODULES for value in vars(module).values())
+    found = {(each.name, each.version): each for each in values if isinstance(each, Program)}
     reserved = {name for name, _ in found}
     for name in filter(None, map(str.strip, modules.split(","))):
         for program in ModuleProcess(name).start():
@@ -46,8 +46,3 @@ def load_programs(modules: str = "") -> Programs:
                     f"{name}: there are two programs {program.label}; raise the version"
                 )
     return MappingProxyType(found)
-
-
-def _built_in() -> Iterator[Program]:
-    for module in built_in.MODULES:
-        yield from (value for value in vars(module).values() if isinstance(value, Program))

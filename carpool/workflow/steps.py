@@ -152,7 +152,8 @@ class Generate:
             _is_int(self.max_tokens) and 1 <= self.max_tokens <= 32_768
         ):
             raise WorkflowError(f"{name} takes max_tokens from 1 to 32768, not {self.max_tokens!r}")
-        if not _is_number(self.temperature) or not 0 <= self.temperature <= 2:
+        is_number = isinstance(self.temperature, float) or _is_int(self.temperature)
+        if not is_number or not 0 <= self.temperature <= 2:
             raise WorkflowError(f"{name} takes a temperature from 0 to 2, not {self.temperature!r}")
         if self.seed is not None and not _is_int(self.seed):
             raise WorkflowError(f"{name} takes a whole number as seed, not {self.seed!r}")
@@ -228,10 +229,6 @@ def is_passages(value: object) -> bool:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, float) or _is_int(value)
 
 
 def _is_value(value: object) -> bool:
