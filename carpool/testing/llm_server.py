@@ -101,7 +101,8 @@ class LlmServer:
 
     def __exit__(self, *_: object) -> None:
         """Stops, and aborts the responses in progress."""
-        self._stop()
+        stop, self._stop = self._stop, bool
+        stop()
         self._thread.join()
 
     def _run_in_thread(self) -> None:

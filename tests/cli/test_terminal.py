@@ -204,7 +204,7 @@ ALLOWED_LINES = {
     ("cli/dlq.py", "sys.stdout.buffer.write(letter.value)"),  # --raw: the bytes, asked for
     ("cli/dlq.py", "sys.stdout.flush()"),
     ("cli/console.py", "logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),"),
-    ("cli/main.py", "os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()"),
+    ("cli/main.py", "os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())"),
     ("cli/up.py", "stays = sys.stdout.isatty() if ends is None else not ends"),
 }
 
