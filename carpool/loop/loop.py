@@ -20,6 +20,7 @@ from carpool.loop.in_flight import InFlight
 from carpool.loop.positions import Positions
 from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.priority.priority_consumer import PriorityConsumer
+from carpool.loop.readiness import why_not_ready
 from carpool.loop.retry import FailureLimits
 from carpool.loop.sink import LoopSink
 from carpool.loop.stage import R, Stage
@@ -233,18 +234,17 @@ class Loop(Generic[R]):
         self._next_review_us = now_us + REVIEW_US
         stalled = self._observer.review(self._consumer.waiting())
         self.taking.review()
-        reasons = [] if self.failure is None else [str(self.failure)]
-        reasons += self._refusals()
-        if (sick := self.sink.health.reason) is not None:
-            reasons.append(sick)
-        reasons += self._stage.not_ready()
-        reasons += self._observer.fetch_errors.reasons(now_us)
-        if not self.positions.assigned and not self.sink.health.is_away:
-            topics = " or ".join(self._topics)
-            reasons.append(f"no partition of {topics} is assigned to this member")
-        if stalled is not None:
-            reasons.append(stalled)
-        self._not_ready = tuple(reasons)
+        health = self.sink.health
+        has_none = not (self.positions.assigned or health.is_away)
+        self._not_ready = why_not_ready(
+            failure=self.failure,
+            refusals=self._refusals(),
+            sick=health.reason,
+            missing=self._stage.not_ready(),
+            unreadable=self._observer.fetch_errors.reasons(now_us),
+            unassigned=self._topics if has_none else (),
+            stalled=stalled,
+        )
 
     def _refusals(self) -> list[str]:
         """What is refused now, in words."""
