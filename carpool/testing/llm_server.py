@@ -138,6 +138,7 @@ class LlmServer:
                 if announce:
                     print(f"{self.model} listens on {self.url}", flush=True)  # noqa: T201
                 await stopping.wait()
+                await asyncio.sleep(STOP_S)  # what is being accepted can be closed then
             finally:
                 await runner.cleanup()
 
