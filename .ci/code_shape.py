@@ -25,13 +25,6 @@ SHAPE = re.compile(
     r"(\d+)\s+lines"
 )
 LARGER = {
-    "bench/core/session.py:open_session": 51,
-    "bench/core/stack.py:ServiceProcess": 14,
-    "bench/papers/hedrarag/loads.py:ask": 53,
-    "bench/reliability/chaos/audit.py:result": 69,
-    "bench/reliability/chaos/questions.py:chaos_questions": 57,
-    "bench/reliability/chaos/run.py:_live": 58,
-    "bench/search/run.py:run_cells": 69,
     "grouper/plan/emit.py:plan_records": 58,
     "grouper/plan/scheduler.py:WindowScheduler": 15,
     "searcher/build.py:open_search_plane": 55,

@@ -77,9 +77,7 @@ def main() -> int:
         (folder / "sitecustomize.py").write_text(WATCH)
         os.environ |= {"QUESTION_PATH": work, "PYTHONPATH": f"{work}:{ROOT}"}
         index = build_index(folder, has_codes=True)
-        broker = EmbeddedBroker(log_file=folder / "broker.log")
-        broker.start()
-        try:
+        with EmbeddedBroker(log_file=folder / "broker.log") as broker:
             create_topics(KafkaSettings(bootstrap=broker.bootstrap))
             with Stack(
                 bootstrap=broker.bootstrap,
@@ -94,8 +92,6 @@ def main() -> int:
                 ask(broker.bootstrap, WARM_UP)
                 (folder / "end").touch()
                 time.sleep(0.5)
-        finally:
-            broker.stop()
         files = entered(folder)
     lines = {path: len(path.read_text().splitlines()) for path in files}
     for path, count in lines.items():

@@ -7,22 +7,10 @@ import typer
 
 from bench.core.options import command_of
 from bench.data.options import GrowOptions
-from bench.papers.options import (
-    CagrOptions,
-    HedraRagOptions,
-    NearnessOptions,
-    RagCacheOptions,
-    SpeculationOptions,
-    VectorLiteOptions,
-)
+from bench.papers import options as papers
 from bench.reliability.options import ChaosOptions, TornOptions
 from bench.search.options import SearchOptions
-from bench.services.options import (
-    AnswersOptions,
-    ClaimsOptions,
-    OverheadOptions,
-    PrioritiesOptions,
-)
+from bench.services import options as services
 
 app = typer.Typer(
     name="bench",
@@ -45,22 +33,22 @@ paper = typer.Typer(
 )
 
 COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
-    "answers": (AnswersOptions, "bench.answers.run"),
-    "claims": (ClaimsOptions, "bench.services.claims"),
-    "priorities": (PrioritiesOptions, "bench.services.priorities"),
-    "overhead": (OverheadOptions, "bench.services.overhead"),
+    "answers": (services.AnswersOptions, "bench.answers.run"),
+    "claims": (services.ClaimsOptions, "bench.services.claims"),
+    "priorities": (services.PrioritiesOptions, "bench.services.priorities"),
+    "overhead": (services.OverheadOptions, "bench.services.overhead"),
     "data": (GrowOptions, "bench.data.grown"),
     "chaos": (ChaosOptions, "bench.reliability.chaos.command"),
     "torn": (TornOptions, "bench.reliability.torn"),
     "search": (SearchOptions, "bench.search.run"),
 }
 PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
-    "cagr": (CagrOptions, "bench.papers.cagr.figures"),
-    "vectorlite": (VectorLiteOptions, "bench.papers.vectorlite.figures"),
-    "hedrarag": (HedraRagOptions, "bench.papers.hedrarag.workflows"),
-    "ragcache": (RagCacheOptions, "bench.papers.ragcache.figures"),
-    "aquapipe": (SpeculationOptions, "bench.papers.aquapipe.speculation"),
-    "hedrarag-nearness": (NearnessOptions, "bench.papers.hedrarag.nearness"),
+    "cagr": (papers.CagrOptions, "bench.papers.cagr.figures"),
+    "vectorlite": (papers.VectorLiteOptions, "bench.papers.vectorlite.figures"),
+    "hedrarag": (papers.HedraRagOptions, "bench.papers.hedrarag.workflows"),
+    "ragcache": (papers.RagCacheOptions, "bench.papers.ragcache.figures"),
+    "aquapipe": (papers.SpeculationOptions, "bench.papers.aquapipe.speculation"),
+    "hedrarag-nearness": (papers.NearnessOptions, "bench.papers.hedrarag.nearness"),
 }
 """The options of each command, and the module whose `run` takes them."""
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from math import sqrt
 from statistics import mean, stdev
+from typing import Any
 
 import msgspec
 
@@ -103,45 +104,10 @@ class AskedRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     text_tokens: int = 0
 
-    def cites(self, by: str) -> bool:
-        """Says whether a passage is cited by the model, or by the text."""
-        return any(one.by == by for one in self.citations)
-
     @property
     def supported(self) -> frozenset[str]:
         """The passages that support a sentence."""
         return frozenset(one.doc_id for one in self.citations if one.quote)
-
-
-class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one run. A figure that needs gold answers is None where none are known.
-
-    `beyond_text`: the share of output tokens that are not tokens of the text, but markers and ends.
-    Of a workflow, the tokens of its steps are beyond the text, too. `marked`, `by_text`: answers
-    with a marker of the model, and with a citation that Carpool found. `gold_cited`: of the answers
-    with a gold answer in the text, those with support by the gold passage. `citation_precision`: of
-    the passages that support an answer, the gold ones; `citation_recall`: of the gold passages,
-    those that support their answer. `markers_supported`: the markers with support (ALCE's citation
-    precision, by overlap). `sentences_supported`: the sentences with support (its citation recall).
-    """
-
-    gold_in_answer: Share | None
-    gold_in_answer_or_quote: Share | None
-    f1: Share | None
-    grounded: Share
-    marked: Share
-    markers_supported: Share
-    by_text: Share
-    sentences_supported: Share
-    gold_cited: Share | None
-    citation_precision: Share | None
-    citation_recall: Share | None
-    partial: Share
-    at_limit: Share
-    noise: Share
-    words: float
-    output_tokens: float
-    beyond_text: float
 
 
 def judge(gold: GoldQuestion, answer: Answer | None) -> AskedRow:
@@ -191,8 +157,16 @@ def without_markers(text: str) -> str:
     return _MARKER.sub("", text)
 
 
-def figures_of(rows: Sequence[AskedRow]) -> AnswerFigures:
-    """Returns the figures over all rows."""
+def figures_of(rows: Sequence[AskedRow]) -> dict[str, Any]:
+    """Returns the figures over all rows; those that need gold answers are None without any.
+
+    `beyond_text`: the share of output tokens that are not tokens of the text, but markers and ends.
+    Of a workflow, the tokens of its steps are beyond the text, too. `marked`: answers with a marker
+    of the model. `gold_cited`: of the answers with a gold answer in the text, those with support by
+    the gold passage. `citation_precision`: of the passages that support an answer, the gold ones.
+    `markers_supported`: the markers with support (ALCE's citation precision, by overlap).
+    `sentences_supported`: the sentences with support (its citation recall).
+    """
     answered = [row for row in rows if row.answer]
     known = [row for row in rows if row.gold]
     citations = [one for row in rows for one in row.citations]
@@ -202,26 +176,26 @@ def figures_of(rows: Sequence[AskedRow]) -> AnswerFigures:
     def of_known(yes: Iterable[bool]) -> Share | None:
         return share_of(yes) if known else None
 
-    return AnswerFigures(
-        gold_in_answer=of_known(row.gold_in_answer for row in known),
-        gold_in_answer_or_quote=of_known(row.gold_in_answer or row.gold_in_quote for row in known),
-        f1=mean_of([row.f1 for row in known]) if known else None,
-        grounded=share_of(bool(row.grounded) for row in rows),
-        marked=share_of(row.cites("model") for row in rows),
-        markers_supported=share_of(bool(one.quote) for one in citations if one.by == "model"),
-        by_text=share_of(row.cites("text") for row in rows),
-        sentences_supported=share_of(
+    return {
+        "gold_in_answer": of_known(row.gold_in_answer for row in known),
+        "gold_in_answer_or_quote": of_known(
+            row.gold_in_answer or row.gold_in_quote for row in known
+        ),
+        "f1": mean_of([row.f1 for row in known]) if known else None,
+        "grounded": share_of(bool(row.grounded) for row in rows),
+        "marked": share_of(any(one.by == "model" for one in row.citations) for row in rows),
+        "markers_supported": share_of(bool(one.quote) for one in citations if one.by == "model"),
+        "sentences_supported": share_of(
             place < len({one.sentence for one in row.citations if one.quote})
             for row in answered
             for place in range(row.sentences)
         ),
-        gold_cited=of_known(row.gold in row.supported for row in known if row.gold_in_answer),
-        citation_precision=of_known(one == row.gold for row in known for one in row.supported),
-        citation_recall=of_known(row.gold in row.supported for row in known),
-        partial=share_of(row.status == "partial" for row in rows),
-        at_limit=share_of(row.finish_reason == LENGTH for row in rows),
-        noise=share_of(bool(row.noise) for row in rows),
-        words=mean([len(row.answer.split()) for row in answered] or [0]),
-        output_tokens=output_tokens / max(1, len(answered)),
-        beyond_text=1 - text_tokens / output_tokens if output_tokens else 0.0,
-    )
+        "gold_cited": of_known(row.gold in row.supported for row in known if row.gold_in_answer),
+        "citation_precision": of_known(one == row.gold for row in known for one in row.supported),
+        "partial": share_of(row.status == "partial" for row in rows),
+        "at_limit": share_of(row.finish_reason == LENGTH for row in rows),
+        "noise": share_of(bool(row.noise) for row in rows),
+        "words": mean([len(row.answer.split()) for row in answered] or [0]),
+        "output_tokens": output_tokens / max(1, len(answered)),
+        "beyond_text": 1 - text_tokens / output_tokens if output_tokens else 0.0,
+    }

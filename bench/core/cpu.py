@@ -26,7 +26,6 @@ class CpuMeter:
         self.idle_s = dict(self.work_s)
 
     def start(self) -> None:
-        """Begins to count."""
         self._before = self._read()
 
     def stop(self) -> None:

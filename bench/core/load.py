@@ -8,98 +8,56 @@ from __future__ import annotations
 
 import random
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
-
-import msgspec
+from typing import Unpack
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, RecordError
-from producers.build_query import Priority, QueryRecord, QuestionArgs, build_record
-from producers.publish_queries import Placed
+from producers.build_query import QueryRecord, QuestionArgs, build_record
+from producers.publish_queries import Publisher
 from producers.read_questions import Question
 
 
-class QuestionSender(Protocol):
-    """The part of a publisher that a load needs."""
-
-    def send(self, record: QueryRecord, on_placed: Placed) -> None:
-        """Queues a record; raises `PublishError` when it cannot."""
-
-    def flush(self, timeout_s: float) -> int:
-        """Waits for acknowledgements; returns how many are missing."""
-
-
-class SentQuestion(msgspec.Struct, frozen=True):
-    """One question that was sent. Times are epoch microseconds; latency is from `intended_us`."""
-
-    query_id: str
-    row: int
-    intended_us: int
-    sent_us: int
-
-
-class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of questions besides text and vector.
-
-    `keep_ids` publishes the ids of the questions; otherwise each gets a new id.
-    """
-
-    embedding_model: str | None = None
-    top_k: int | None = None
-    priority: Priority = 0
-    tenant: str | None = None
-    keep_ids: bool = False
-
-
 def run_load(
-    sender: QuestionSender,
+    sender: Publisher,
     questions: Sequence[Question],
     times_us: Iterable[int],
     *,
-    plan: LoadPlan,
+    record_of: Callable[[Question, int], QueryRecord],
     clock: Clock,
-    on_sent: Callable[[SentQuestion], None],
+    on_sent: Callable[[str, int], object],
     sleep: Callable[[float], None] = time.sleep,
     flush_timeout_s: float = 30.0,
 ) -> list[str]:
     """Sends each question at its time; returns what went wrong: nothing if all are acknowledged.
 
-    Blocks. `times_us`: see `bench.core.load`. A question that cannot be sent is not
-    retried.
+    Blocks. A question that cannot be sent is not retried. `record_of`: see `record_of`. `on_sent`:
+    gets the id of a question, and when it was due, epoch microseconds.
     """
-    run_id = uuid.uuid4().hex[:8]
     start_us = clock.now_us()
     problems: list[str] = []  # also from the sender's thread
-    for row, (question, at_us) in enumerate(zip(questions, times_us, strict=False)):
-        intended_us = start_us + at_us
-        if (wait_us := intended_us - clock.now_us()) > 0:
+    for question, at_us in zip(questions, times_us, strict=False):
+        due_us = start_us + at_us
+        if (wait_us := due_us - clock.now_us()) > 0:
             sleep(wait_us / 1_000_000)
-        sent_us = clock.now_us()
         try:
-            record = _record(question, plan, f"{run_id}-{row}", intended_us)
+            record = record_of(question, due_us)
             sender.send(record, lambda _, error: problems.append(str(error)) if error else None)
         except (CarpoolError, RecordError) as error:
             problems.append(str(error))
         else:
-            on_sent(SentQuestion(record.query_id, row, intended_us, sent_us))
+            on_sent(record.query_id, due_us)
     if unacknowledged := sender.flush(flush_timeout_s):
         problems.append(f"{unacknowledged} were not acknowledged")
     return problems
 
 
-def _record(question: Question, plan: LoadPlan, query_id: str, intended_us: int) -> QueryRecord:
-    arguments: QuestionArgs = {
-        "query_id": str(question.id) if plan.keep_ids and question.id is not None else query_id,
-        "top_k": plan.top_k,
-        "priority": plan.priority,
-        "tenant": plan.tenant,
-        "workflow": question.workflow,
-    }
-    if question.vector is not None:
-        arguments |= {"vector": question.vector, "embedding_model": plan.embedding_model}
-    return build_record(question.text, now_us=intended_us, **arguments)
+def record_of(question: Question, due_us: int, **asked: Unpack[QuestionArgs]) -> QueryRecord:
+    """Returns the record of a question, with a new id if it has none. `asked`: further fields."""
+    asked["vector"], asked["workflow"] = question.vector, question.workflow
+    if question.id is not None:
+        asked["query_id"] = str(question.id)
+    return build_record(question.text, now_us=due_us, **asked)
 
 
 US_PER_S = 1_000_000

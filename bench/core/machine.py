@@ -24,12 +24,11 @@ def this_machine() -> dict[str, Any]:
     `cores`: those that this process may use. `load_1min`: the load average now. `blas`: loaded
     libraries for matrix products, and their kernels, such as SkylakeX.
     """
-    may_use = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
     loaded = [each for each in threadpool_info() if each["user_api"] == "blas"]
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_name(),
-        "cores": len(may_use(0)),
+        "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "load_1min": os.getloadavg()[0],
         "python": platform.python_version(),
@@ -39,10 +38,7 @@ def this_machine() -> dict[str, Any]:
 
 
 def revision_of(folder: Path) -> dict[str, Any] | None:
-    """Returns the commit of a folder, and whether files of the project differ from it.
-
-    None where there is no git repository.
-    """
+    """Returns the commit of a folder, and whether files differ from it; None: no repository."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
@@ -73,8 +69,5 @@ def _cpu_name() -> str:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None

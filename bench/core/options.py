@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import typer
+from typer import Option
 
 WORK = Path(".carpool/bench")
 """Where indexes and logs are by default."""
@@ -20,44 +21,25 @@ NOT_REPORTED = "beside data index json_file langgraph model nlist out work"
 """Options that say where a run reads and writes; the report names these facts elsewhere."""
 
 DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", metavar="DIR", help="Folder of the evaluation data. Default: CARPOOL_DATA."
-    ),
+    Path | None, Option(metavar="DIR", help="Evaluation data; else CARPOOL_DATA.")
 ]
 JsonOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--json", metavar="FILE", help="Where the figures go as JSON; - is standard output."
-    ),
+    Path | None, Option("--json", metavar="FILE", help="The report as JSON; -: to standard output.")
 ]
-WorkOption = Annotated[
-    Path,
-    typer.Option(
-        "--work",
-        metavar="DIR",
-        help="Folder for index and logs, on a disk: the searcher reads with O_DIRECT.",
-    ),
-]
+WorkOption = Annotated[Path, Option(metavar="DIR", help="Index and logs, on a disk with O_DIRECT.")]
 ServiceSettingOption = Annotated[
     list[str],
-    typer.Option(
+    Option(
         "--set",
         metavar="SECTION.NAME=VALUE",
         help="A setting of the services, such as grouper.policy=greedy; may be repeated.",
     ),
 ]
-NlistOption = Annotated[int, typer.Option("--nlist", min=1, help="Clusters of the index.")]
-NprobeOption = Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a question probes.")]
+NprobeOption = Annotated[int, Option(min=1, help="Clusters a question probes.")]
 SeedOption = Annotated[
-    int,
-    typer.Option(
-        "--seed",
-        min=0,
-        max=2**31 - 1,  # of FAISS
-        help="Seed of the clusters and of the order of questions.",
-    ),
+    int, Option(min=0, max=2**31 - 1, help="Seed of clusters, and of what is drawn.")
 ]
+"""The limit is that of FAISS."""
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +53,9 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
 def command_of(options: type[msgspec.Struct], module: str) -> Callable[..., None]:
     """Returns a command of typer: one option for each field of `options`, whose docstring is help.
 
-    When it runs it imports `module`, and gives the options to `run` there. It exits with status 1
-    when that returns False: a promise was broken.
+    It imports `module`, and gives the options to `run` there, which blocks, prints and writes the
+    report, returns whether every promise was kept, and raises `CarpoolError`. It exits with status
+    1 where a promise was broken.
     """
     types = get_type_hints(options, include_extras=True)
 
@@ -85,7 +68,7 @@ def command_of(options: type[msgspec.Struct], module: str) -> Callable[..., None
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=_default_of(field),
+            default=inspect.Parameter.empty if field.required else _default_of(field),
             annotation=types[field.name],
         )
         for field in msgspec.structs.fields(options)
@@ -95,11 +78,8 @@ def command_of(options: type[msgspec.Struct], module: str) -> Callable[..., None
 
 
 def _default_of(field: msgspec.structs.FieldInfo) -> Any:
-    if field.default is not msgspec.NODEFAULT:
-        return field.default
-    if field.default_factory is not msgspec.NODEFAULT:
-        return field.default_factory()
-    return inspect.Parameter.empty  # the option must be given
+    has_factory = field.default_factory is not msgspec.NODEFAULT
+    return field.default_factory() if has_factory else field.default
 
 
 def reported(options: msgspec.Struct) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from rich.text import Text
 from bench.core.kafka import kafka_version
 from bench.core.machine import revision_of, this_machine
 from bench.core.options import ServiceOptions, reported
-from bench.core.spread import Spread
 from bench.core.stack import parse_settings
 from carpool.errors import ConfigError
 from carpool.terminal import TerminalConsole, harmless_json, print_plain
@@ -31,17 +30,16 @@ Tables = Mapping[str, Mapping[str, Any]]
 class BenchRun:
     """A run that has begun. The report has the load of the machine at that time."""
 
-    def __init__(self, benchmark: str, options: Any) -> None:
-        """`options`: a record with the field `json_file`."""
-        self.benchmark, self.options = benchmark, options
+    def __init__(self, benchmark: str, options: Any, **facts: Any) -> None:
+        """`options`: a record with the field `json_file`. `facts`: more fields of the report."""
+        self.benchmark, self.options, self._facts = benchmark, options, facts
         self._started_s, self._machine = time.time(), this_machine()
 
     def note(self, text: str) -> None:
         """Prints a line of progress to standard error."""
         TerminalConsole(stderr=True).print(text, soft_wrap=True)
 
-    def usual_facts(self) -> dict[str, Any]:
-        """Returns what the report says beside results and promises."""
+    def _usual_facts(self) -> dict[str, Any]:
         return {
             "benchmark": self.benchmark,
             "command": ["carpool", *sys.argv[1:]],
@@ -50,6 +48,7 @@ class BenchRun:
             "machine": self._machine,
             "revision": revision_of(Path(__file__).parent),
             "settings": reported(self.options),
+            **self._facts,
         }
 
     def finish(
@@ -63,7 +62,7 @@ class BenchRun:
         """
         json_file = self.options.json_file
         if json_file is not None:
-            report = {**self.usual_facts(), **facts, "promises": promises, "results": results}
+            report = {**self._usual_facts(), **facts, "promises": promises, "results": results}
             write_report(report, json_file)
         uses_stderr = str(json_file) == "-"
         console = TerminalConsole(stderr=uses_stderr)
@@ -81,23 +80,15 @@ class ServicesRun(BenchRun):
 
     def __init__(self, benchmark: str, options: ServiceOptions, broker: str | None = None) -> None:
         """`broker`: as the report calls it; None: Apache Kafka that the benchmark starts."""
-        super().__init__(benchmark, options)
-        self.folder = (options.work / benchmark).resolve()
         self.settings = parse_settings(options.settings)
-        self._broker = broker or f"Apache Kafka {kafka_version()}, started for the run"
+        broker = broker or f"Apache Kafka {kafka_version()}, started for the run"
+        super().__init__(benchmark, options, services=self.settings, broker=broker)
+        self.folder = (options.work / benchmark).resolve()
         self.note(f"logs of the services: {self.folder}")
-
-    def usual_facts(self) -> dict[str, Any]:
-        """See `BenchRun`."""
-        settings = reported(self.options) | {"services": self.settings}
-        return {**super().usual_facts(), "settings": settings, "broker": self._broker}
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Writes `report` as JSON; `-` is standard output.
-
-    Raises `ConfigError` where the file cannot be written.
-    """
+    """Writes JSON; `-` is standard output. Raises `ConfigError` where it cannot be written."""
     content = msgspec.json.format(msgspec.json.encode(report, enc_hook=str), indent=2)
     if str(path) == "-":
         print_plain(harmless_json(content.decode()))
@@ -106,9 +97,7 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content + b"\n")
     except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}; name another file with --json"
-        ) from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}; name another file") from error
 
 
 def table_of(title: str, columns: Mapping[str, Any]) -> Table:
@@ -123,10 +112,10 @@ def table_of(title: str, columns: Mapping[str, Any]) -> Table:
 def figures(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yields the name and the text of each figure in a result.
 
-    A spread is one figure: `p50 / p99 / max`. Sequences of structs are left to the JSON.
+    A struct with a text of its own is one figure. Sequences of structs are left to the JSON.
     """
-    if isinstance(value, Spread):
-        yield name, f"{value.p50:,.1f} / {value.p99:,.1f} / {value.max:,.1f}"
+    if isinstance(value, msgspec.Struct) and "__str__" in vars(type(value)):
+        yield name, str(value)
     elif isinstance(value, msgspec.Struct | Mapping):
         fields = value if isinstance(value, Mapping) else msgspec.structs.asdict(value)
         for key, each in fields.items():

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, Unpack
 
 from bench.core.embedded_broker import EmbeddedBroker
 from bench.core.kafka import fresh_folder, kafka_settings
-from bench.core.load import LoadPlan, QuestionSender, SentQuestion, run_load
-from bench.core.stack import SERVICES, Stack
+from bench.core.load import record_of, run_load
+from bench.core.stack import Stack
 from bench.core.topic_recorder import TopicRecorder
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS, FETCH_WAIT_MS
 from carpool.testing.kafka import KafkaCluster, KafkaServer
+from producers.build_query import QuestionArgs
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
 from producers.settings import ClientSettings
+from schemas.answer import Answer
+from schemas.codec import decode
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
 KAFKA_JAVA = (
@@ -30,10 +35,8 @@ KAFKA_JAVA = (
     "-XX:InitiatingHeapOccupancyPercent=35",
 )
 """The options of Kafka's own start script, for measurements after a warm-up."""
-STALLED_S = 60.0
-"""A wait for answers gives up after this time without any record."""
-SentLoad = dict[str, SentQuestion]
-"""What was sent, by question id."""
+SentLoad = dict[str, int]
+"""When each question was due, epoch microseconds, by its id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,48 +48,35 @@ class Session:
 
     stack: Stack
     recorder: TopicRecorder
-    publisher: QuestionSender
+    publisher: Publisher
     brokers: Sequence[KafkaServer] = ()
 
     def send(
-        self, questions: Sequence[Question], plan: LoadPlan, times_us: Iterable[int]
+        self, questions: Sequence[Question], times_us: Iterable[int], **asked: Unpack[QuestionArgs]
     ) -> SentLoad:
-        """Sends each question once, at its time, whether or not earlier ones were answered. Blocks.
-
-        `times_us`: see `bench.core.load`. Raises `CarpoolError` when a question could not
-        be sent.
-        """
-        sent: list[SentQuestion] = []
-        require_all_sent(
-            run_load(
-                self.publisher,
-                questions,
-                times_us,
-                plan=plan,
-                clock=SystemClock(),
-                on_sent=sent.append,
-            )
+        """Sends each question once, at its time. Raises `CarpoolError` where one is not sent."""
+        sent = SentLoad()
+        problems = run_load(
+            self.publisher,
+            questions,
+            times_us,
+            record_of=partial(record_of, **asked),
+            clock=SystemClock(),
+            on_sent=sent.__setitem__,
         )
-        return {one.query_id: one for one in sent}
+        require_all_sent(problems)
+        return sent
 
-    def ask(
-        self,
-        questions: Sequence[Question],
-        plan: LoadPlan,
-        times_us: Iterable[int],
-        *,
-        topics: Sequence[str] = (RETRIEVALS.name, ANSWERS.name),
-        stalled_s: float = STALLED_S,
-        settle_s: float = 0.0,
-    ) -> SentLoad:
-        """Sends as `send` does, then waits until one of `topics` has a record of each question.
+    def answers(self, load: SentLoad) -> list[Answer]:
+        """Returns all answers so far, in the order read."""
+        records = self.recorder.records(ANSWERS.name)
+        return [decode(Answer, one.value, one.headers) for one in records if one.key in load]
 
-        Blocks. Waits `settle_s` longer for records that come twice; gives up after `stalled_s`
-        without any record.
-        """
-        load = self.send(questions, plan, times_us)
-        self.recorder.wait(load.keys(), topics, stalled_s=stalled_s, settle_s=settle_s)
-        return load
+    def answered_ms(self, load: SentLoad) -> dict[str, float]:
+        """Returns the time from when a question was due until its first answer was read, by id."""
+        records = self.recorder.records(ANSWERS.name)
+        read_us = {one.key: one.received_us for one in reversed(records) if one.key in load}
+        return {key: (at_us - load[key]) / 1_000 for key, at_us in read_us.items()}
 
 
 def require_all_sent(problems: Sequence[str]) -> None:
@@ -104,21 +94,17 @@ def open_session(
     work_dir: Path,
     settings: Mapping[str, str],
     *,
-    services: Sequence[str] = SERVICES,
     brokers: int = 0,
     bootstrap: str | None = None,
     topics: Sequence[str] = (GROUPS.name, RETRIEVALS.name, ANSWERS.name),
-    llm_url: str | None = None,
-    llm_options: Sequence[str] = (),
-    python_path: Path | None = None,
+    **stack: Any,
 ) -> Iterator[Session]:
-    """Yields a session with `services` ready; then ends all.
+    """Yields a session with services that are ready; then ends all.
 
     `settings`: environment variables of the services. `brokers`: of Apache Kafka, which are
-    started; 0: `bootstrap`, or an embedded broker. `topics`: that are recorded. `llm_url`: the LLM
-    server; None: a stand-in with `llm_options` where `services` has the generator. `python_path`:
-    see `Stack`. Logs are written to `work_dir`. Raises `CarpoolError` with the end of a service's
-    log when it does not start.
+    started; 0: `bootstrap`, or an embedded broker. `topics`: that are recorded. `stack`: further
+    arguments of `Stack`. Logs are written to `work_dir`. Raises `CarpoolError` with the end of a
+    service's log when it does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
@@ -135,18 +121,10 @@ def open_session(
         kafka = kafka_settings(settings, bootstrap=bootstrap)
         create_topics(kafka)
         recorder = opened.enter_context(TopicRecorder(kafka, topics, SystemClock(), fetch_wait_ms))
-        stack = opened.enter_context(
-            Stack(
-                bootstrap=bootstrap,
-                index_dir=index_dir,
-                work_dir=work_dir,
-                services=services,
-                settings=settings,
-                llm_url=llm_url,
-                llm_options=llm_options,
-                python_path=python_path,
-            )
+        running = Stack(
+            bootstrap=bootstrap, index_dir=index_dir, work_dir=work_dir, settings=settings, **stack
         )
+        opened.enter_context(running)
         publisher = Publisher(kafka, ClientSettings())
         opened.callback(publisher.close, 5.0)
-        yield Session(stack=stack, recorder=recorder, publisher=publisher, brokers=servers)
+        yield Session(stack=running, recorder=recorder, publisher=publisher, brokers=servers)

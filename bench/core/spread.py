@@ -17,12 +17,13 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     p99: float
     max: float
 
+    def __str__(self) -> str:
+        """Returns `p50 / p99 / max`."""
+        return f"{self.p50:,.1f} / {self.p99:,.1f} / {self.max:,.1f}"
+
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Returns the spread of `values`, or None where there are none.
-
-    Percentiles interpolate between neighbours.
-    """
+    """Returns the spread of `values`, None without any. Percentiles interpolate."""
     array = np.fromiter(values, dtype=np.float64)
     if not array.size:
         return None

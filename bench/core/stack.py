@@ -9,10 +9,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,12 +27,15 @@ LOOPBACK = "127.0.0.1"
 LOG_TAIL_CHARS = 3_000
 PAGE_TIMEOUT_S = 10.0
 STAND_IN = "carpool.testing.llm_server"
-READY_TIMEOUT_S = 180.0
-"""Generous: a slow, busy machine loads a model in a minute."""
+READY_TIMEOUT_S = 600.0
+"""Generous: a slow, busy machine loads a model in minutes."""
 
 
 class ServiceProcess:
-    """One process with an HTTP port; it may be started again. Its log is appended to `log_file`."""
+    """A process that may be started again. Its log is appended to `log_file`.
+
+    A context manager that waits until it is ready, and stops it.
+    """
 
     def __init__(
         self,
@@ -67,29 +70,20 @@ class ServiceProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts the process; does not wait until it is ready."""
+        """Does not wait until it is ready."""
         with self.log_file.open("ab") as log:
             self._process = GuardedProcess[bytes](
-                self.command,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                self.command, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def is_up(self) -> bool:
-        """Whether it answers that it is ready."""
-        return self.page(self._ready_page)[0] == 200
+        """Whether it answers that it is ready; without a port, it is."""
+        return not self.port or self.page(self._ready_page)[0] == 200
 
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Waits until the process is ready.
-
-        Raises `CarpoolError` with the end of the log when it ends or takes longer.
-        """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            if self.is_up():
-                return
+    def wait_ready(self) -> None:
+        """Raises `CarpoolError` with the end of the log when it ends or is not ready in time."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not self.is_up():
             if not self.is_running or time.monotonic() > deadline:
                 what = "is not ready" if self.is_running else "has ended"
                 _, text = self.page(self._ready_page)
@@ -98,22 +92,12 @@ class ServiceProcess:
                 )
             time.sleep(0.05)
 
-    @property
-    def llm_url(self) -> str:
-        """The base URL of an LLM server."""
-        return f"http://{LOOPBACK}:{self.port}/v1"
-
     def log_tail(self) -> str:
         """Returns the end of the log."""
-        if not self.log_file.exists():
-            return ""
         return self.log_file.read_text(errors="replace")[-LOG_TAIL_CHARS:]
 
     def page(self, path: str, body: bytes | None = None) -> tuple[int, str]:
-        """Returns (status, text) of one of its HTTP pages; status 0 when nothing answers.
-
-        `body`: of a POST.
-        """
+        """Returns (status, text) of a page; status 0: nothing answers. `body`: of a POST."""
         url = f"http://{LOOPBACK}:{self.port}{path}"
         try:
             with urllib.request.urlopen(url, body, timeout=PAGE_TIMEOUT_S) as reply:
@@ -148,13 +132,7 @@ class ServiceProcess:
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continues a paused process."""
         os.kill(self.pid, signal.SIGCONT)
-
-    def wait(self, timeout_s: float) -> int:
-        """Waits for the end and returns the exit status. Raises `subprocess.TimeoutExpired`."""
-        assert self._process is not None, "not started"
-        return self._process.wait(timeout_s)
 
     def stop(self, timeout_s: float = 40.0) -> int:
         """Ends the process with SIGTERM, later with SIGKILL; returns its exit status."""
@@ -169,26 +147,22 @@ class ServiceProcess:
             self._process.kill()
             return self._process.wait()
 
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
 
-@contextmanager
-def llm_server(
-    command: Callable[[int], Sequence[str]],
-    environ: Mapping[str, str],
-    log_file: Path,
-    timeout_s: float = READY_TIMEOUT_S,
-) -> Iterator[ServiceProcess]:
-    """Yields an LLM server that is ready, and ends it. Raises `CarpoolError`.
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
-    `command`: makes its command from a free port.
-    """
-    port = free_port()
-    server = ServiceProcess(command(port), environ=environ, log_file=log_file, port=port)
-    server.start()
-    try:
-        server.wait_ready(timeout_s)
-        yield server
-    finally:
-        server.stop()
+
+def llm_url(port: int) -> str:
+    """Returns the base URL of an LLM server on loopback."""
+    return f"http://{LOOPBACK}:{port}/v1"
 
 
 def member_names(service: str, members: int) -> list[str]:
@@ -269,26 +243,23 @@ class Stack:
     ) -> dict[str, str]:
         """Adds the stand-ins; returns the services' settings that name them."""
         self.llm_names = tuple(names)
-        kv_events = {name: f"ipc://{kv_folder}/{name}" for name in names if kv_folder}
-        ports = {name: free_port() for name in names}
-        for name, port in ports.items():
-            command = [sys.executable, "-m", STAND_IN, "--port", str(port), *options]
-            command += ["--kv-events", kv_events[name]] if kv_events else []
-            self._add(name, command, "/health", {}, port)
-        urls = (f"http://{LOOPBACK}:{port}/v1" for port in ports.values())
+        urls, kv_events = list[str](), list[str]()
+        for name in names:
+            port = free_port()
+            urls.append(llm_url(port))
+            own = ["--port", str(port), *options]
+            if kv_folder:
+                kv_events.append(f"ipc://{kv_folder}/{name}")
+                own += ["--kv-events", kv_events[-1]]
+            self._add(name, [sys.executable, "-m", STAND_IN, *own], "/health", {}, port)
         return {
             "CARPOOL_LLM_BASE_URL": ",".join(urls),
             "CARPOOL_LLM_MODEL": STAND_IN_MODEL,
-            "CARPOOL_LLM_KV_EVENTS": ",".join(kv_events.values()),
+            "CARPOOL_LLM_KV_EVENTS": ",".join(kv_events),
         }
 
     def _add(
-        self,
-        name: str,
-        command: Sequence[str],
-        ready_page: str,
-        environ: Mapping[str, str],
-        port: int,
+        self, name: str, command: Sequence[str], page: str, environ: Mapping[str, str], port: int
     ) -> None:
         own = {"CARPOOL_KAFKA_INSTANCE_ID": name, "CARPOOL_HTTP_PORT": str(port)}
         self.processes[name] = ServiceProcess(
@@ -296,19 +267,19 @@ class Stack:
             environ={**clean_environment(), **own, **environ},
             log_file=self._work_dir / f"{name}.log",
             port=port,
-            ready_page=ready_page,
+            ready_page=page,
         )
 
     def __getitem__(self, name: str) -> ServiceProcess:
         """Returns one process: SERVICE, or SERVICE-NUMBER where there are several members."""
         return self.processes[name]
 
-    def start(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+    def start(self) -> None:
         """Starts all processes and waits until all are ready."""
         for process in self.processes.values():
             process.start()
         for process in self.processes.values():
-            process.wait_ready(timeout_s)
+            process.wait_ready()
 
     def services(self) -> list[ServiceProcess]:
         """Returns all processes but the LLM servers."""
@@ -326,7 +297,6 @@ class Stack:
             self.processes[name].stop()
 
     def __enter__(self) -> Stack:
-        """Starts all processes."""
         try:
             self.start()
         except BaseException:
@@ -335,5 +305,4 @@ class Stack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends all processes."""
         self.stop()

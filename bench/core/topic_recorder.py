@@ -20,10 +20,11 @@ from carpool.kafka.records import Message
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader, is_final
 from schemas.record import Headers, header
-from schemas.topics import MESSAGE_BYTES_MAX
+from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX
 
 POLL_S = 0.1
 TIMEOUT_S = 180.0
+STALLED_S = 60.0
 EVENT_ID_HEADER = "ce_id"
 TOPIC_PATIENCE_S = 30.0
 """How long a topic that was just created may be unknown to a broker."""
@@ -78,8 +79,9 @@ class TopicRecorder:
             return tuple(self._records[topic])
 
     def seen(self, topics: Sequence[str], ids: Set[str]) -> int:
-        """Returns how many of `ids` are keys of a record of one of `topics`."""
+        """Returns how many of `ids` are keys of a record in `topics`. Raises what stopped it."""
         with self._lock:
+            self._require_whole()
             return len(ids & set().union(*(self._keys[topic] for topic in topics)))
 
     def distinct(self, topic: str) -> int:
@@ -93,7 +95,12 @@ class TopicRecorder:
             raise self._failure
 
     def wait(
-        self, ids: Set[str], topics: Sequence[str], *, stalled_s: float, settle_s: float
+        self,
+        ids: Set[str],
+        topics: Sequence[str] = (ANSWERS.name,),
+        *,
+        stalled_s: float = STALLED_S,
+        settle_s: float = 0.0,
     ) -> None:
         """Waits until every id was seen in one of `topics`, and `settle_s` longer for duplicates.
 
@@ -103,10 +110,8 @@ class TopicRecorder:
         while self.seen(topics, ids) < len(ids):
             # Polled: waking for each record would load the machine that is measured.
             time.sleep(POLL_S)
-            with self._lock:
-                self._require_whole()
-                if time.monotonic() - max(self._last_record_s, started_s) > stalled_s:
-                    return
+            if time.monotonic() - max(self._last_record_s, started_s) > stalled_s:
+                return
         time.sleep(settle_s)
 
     def _run(self) -> None:
@@ -136,12 +141,10 @@ class TopicRecorder:
             self._last_record_s = time.monotonic()
 
     def __enter__(self) -> TopicRecorder:
-        """Begins to read."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops reading."""
         self._stopping.set()
         self._thread.join()
         self._reader.close()

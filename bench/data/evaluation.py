@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64
 from carpool.disk.documents import Document
 from carpool.errors import ConfigError
 from indexer.corpus import CorpusReader
@@ -23,8 +23,6 @@ from indexer.plan.state import LineProblem
 from indexer.settings import IndexerSettings
 from indexer.vectors import check_stored, open_precomputed
 from producers.read_questions import Question, read_questions
-
-Float32 = npt.NDArray[np.float32]
 
 DATA_VARIABLE = "CARPOOL_DATA"
 CORPUS = "wikipedia-16k"
@@ -65,10 +63,7 @@ class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_data(folder: Path | None, environ: Mapping[str, str] = os.environ) -> EvaluationData:
-    """Returns the data in `folder`, else in the folder that CARPOOL_DATA names.
-
-    Raises `ConfigError` where there is neither.
-    """
+    """Returns the data in `folder`, else in that of CARPOOL_DATA. Raises `ConfigError`."""
     named = folder or (Path(environ[DATA_VARIABLE]) if environ.get(DATA_VARIABLE) else None)
     if named is None:
         raise ConfigError(
@@ -122,7 +117,7 @@ def new_folder(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write {path} ({error}); remove it, and make room") from error
 
 
-def distinct_order(vectors: Float32, seed: int) -> npt.NDArray[np.int64]:
+def distinct_order(vectors: Float32, seed: int) -> Int64:
     """Returns the first row of each distinct vector of (rows, dim), in an order of `seed`."""
     _, first = np.unique(vectors, axis=0, return_index=True)
     return np.random.default_rng(seed).permutation(np.sort(first))

@@ -11,8 +11,8 @@ length in which real texts of a subject differ; noise has not. `step` is random,
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from bench.core.run import BenchRun
 from bench.data.evaluation import (
     CORPUS,
-    Float32,
+    EvaluationData,
     find_data,
     new_folder,
     read_passages,
@@ -30,6 +30,7 @@ from bench.data.evaluation import (
 )
 from bench.data.exact import exact_answers
 from bench.data.options import GrowOptions
+from carpool.arrays import Float32, Int64
 from carpool.disk.centroids import probe
 from carpool.embedding import EmbeddingSettings
 from carpool.embedding.loader import load_embedder
@@ -37,6 +38,7 @@ from carpool.errors import ConfigError
 from generator.plan.sentences import sentence_spans
 from indexer.clustering import assign_rows, train_centroids
 from indexer.kmeans import faiss
+from indexer.plan.defaults import default_nprobe
 from indexer.plan.state import ClusteringIdentity
 from indexer.progress import SilentProgress
 from indexer.vectors import Vectors, open_precomputed
@@ -58,20 +60,19 @@ SENTENCE_CHARS_MIN = 60
 """A shorter sentence says too little to be found."""
 
 Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 
 def run(options: GrowOptions) -> bool:
-    """Grows a set and judges it; returns whether it behaves as the real one. Blocks for minutes.
-
-    Raises `ConfigError` where data or disk do not fit.
-    """
+    """Grows a set and judges it: does it behave as the real one?"""
     if options.sentences:
         return embed_sentences(options)
     run = BenchRun("data", options)
     data, out = find_data(options.data), options.out
     real = data.vectors_path(CORPUS)
-    passages, titles = read_vectors(real), [each.title for each in read_passages(data.corpus_path)]
+    passages, titles = (
+        read_vectors(real),
+        [each.title for each in read_passages(data.corpus_path)],
+    )
     if len(passages) != len(titles):
         raise ConfigError(f"{data.folder} has {len(titles)} passages, {len(passages)} vectors")
     questions = real_questions(data, options.seed)
@@ -99,12 +100,9 @@ def run(options: GrowOptions) -> bool:
 
 
 def embed_sentences(options: GrowOptions) -> bool:
-    """Writes a real set: at most `options.rows` of the passages and their sentences.
-
-    Blocks for minutes: it embeds. Raises `ConfigError` where data or disk do not fit.
-    """
+    """Writes a real set: at most `options.rows` of the passages and their sentences."""
     run, data, out = BenchRun("data", options), find_data(options.data), options.out
-    passages, vectors = read_passages(data.corpus_path), read_vectors(data.vectors_path(CORPUS))
+    passages, vectors = (read_passages(data.corpus_path), read_vectors(data.vectors_path(CORPUS)))
     documents = [{"title": each.title, "text": each.text} for each in passages]
     for each in passages:
         spans = list(sentence_spans(each.text))
@@ -113,15 +111,13 @@ def embed_sentences(options: GrowOptions) -> bool:
     documents = documents[: max(options.rows, len(passages))]
     sentences = [f"{each['title']}. {each['text']}" for each in documents[len(passages) :]]
     run.note(f"embedding {len(sentences):,} sentences")
-    began_s = time.monotonic()
     embedded = load_embedder(EmbeddingSettings(), are_passages=True).encode(sentences)
-    embedding_s = time.monotonic() - began_s
     with new_folder(out):
         np.save(out / "vectors.npy", np.concatenate([vectors, embedded]).astype(np.float16))
         np.save(out / "queries.npy", real_questions(data, options.seed))
         lines = [{"id": f"row-{row}", **each} for row, each in enumerate(documents)]
         (out / "corpus.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
-    found = {"rows": len(documents), "embedding_s": round(embedding_s)}
+    found = {"rows": len(documents)}
     return run.finish({"data": {"set": found}}, promises={}, results=found)
 
 
@@ -173,6 +169,34 @@ def cluster(vectors: Vectors, *, nlist: int, seed: int) -> tuple[Float32, Int32]
     identity = ClusteringIdentity(nlist=nlist, seed=seed, train_bytes_max=1 << 30)
     centroids = train_centroids(vectors, nlist, identity, SilentProgress())
     return centroids, assign_rows(vectors, centroids, lambda _: None).clusters
+
+
+class Collection(NamedTuple):
+    """Passages in clusters: the cluster of each, and the rows of each cluster."""
+
+    corpus: Float32
+    centroids: Float32
+    clusters: Int64
+    rows_of: list[Int64]
+    nprobe: int
+
+    def best(self, vectors: Float32, count: int) -> Int64:
+        """Returns the exact best rows of each vector among all rows."""
+        return np.argsort(-(vectors @ self.corpus.T), axis=1, kind="stable")[:, :count]
+
+    def probed(self, vectors: Float32) -> Int64:
+        """Returns the clusters that are probed for each vector, nearest first."""
+        return probe(self.centroids, vectors, self.nprobe).astype(np.int64)
+
+
+def collection_of(data: EvaluationData, nlist: int, nprobe: int | None, seed: int) -> Collection:
+    """Returns the passages in `nlist` clusters. `nprobe`: None: the default."""
+    path = data.vectors_path(CORPUS)
+    corpus = read_vectors(path)
+    centroids, clusters = cluster(open_precomputed(path), nlist=nlist, seed=seed)
+    rows_of = [np.flatnonzero(clusters == number) for number in range(nlist)]
+    probes = nprobe or default_nprobe(len(corpus), nlist)
+    return Collection(corpus, centroids, clusters.astype(np.int64), rows_of, probes)
 
 
 def recall_ceiling(vectors: Vectors, questions: Float32, seed: int) -> float:

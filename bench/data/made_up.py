@@ -5,8 +5,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from bench.data.index import BenchIndex, index_of_texts
+import msgspec
+import numpy as np
+
+from bench.data.index import BenchIndex, built
+from carpool.embedding import EmbeddingSettings
 from carpool.embedding.hashing import HashingEmbedder
+from indexer.settings import IndexerConfig, IndexerSettings
 from producers.read_questions import Question
 
 DIMENSION = 384
@@ -26,19 +31,38 @@ ENVIRONMENT = {"CARPOOL_EMBEDDING_MODEL": MODEL, "CARPOOL_LLM_ENGINE": "none"}
 
 
 def made_up_index(folder: Path, *, name: str = "made-up-index", nlist: int = NLIST) -> BenchIndex:
-    """Returns an index of `PASSAGES` passages in `folder`, built within a second."""
+    """Returns an index of `PASSAGES` passages in `folder`, with codes, built within a second.
+
+    Their vectors are of their texts alone. `passages_path` has the passages.
+    """
     rng = random.Random(7)
     texts = [_words(rng, 30) for _ in range(PASSAGES)]
-    return index_of_texts(texts, index_dir=folder / name, nlist=nlist, model=MODEL)
+    index_dir, corpus = folder / name, passages_path(folder / name)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = (
+        {"id": f"passage-{number}", "title": f"Passage {number}", "text": text}
+        for number, text in enumerate(texts)
+    )
+    corpus.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
+    vectors = folder / f"{name}-vectors.npy"
+    np.save(vectors, HashingEmbedder(DIMENSION).encode(texts))
+    embedding, settings = EmbeddingSettings(model=MODEL), IndexerSettings(code_rows_min=1)
+    config = IndexerConfig(embedding=embedding, indexer=settings)
+    return built(corpus, index_dir, config, vectors=vectors, nlist=nlist)
 
 
-def made_up_questions(count: int) -> tuple[Question, ...]:
-    """Returns `count` questions with text and vector; at most `QUESTIONS` of them differ."""
+def passages_path(index_dir: Path) -> Path:
+    """Returns the passages of a made-up index, JSON lines."""
+    return index_dir.with_name(f"{index_dir.name}-corpus.jsonl")
+
+
+def made_up_questions(count: int, *, are_vectors: bool = True) -> tuple[Question, ...]:
+    """Returns `count` questions, by text or also by vector; at most `QUESTIONS` of them differ."""
     rng = random.Random(11)
     texts = ["what of the " + _words(rng, 4) for _ in range(min(count, QUESTIONS))]
     rows = HashingEmbedder(DIMENSION).encode(texts)
     different = [
-        Question(text=text, vector=row.astype("<f4").tobytes())
+        Question(text=text, vector=row.astype("<f4").tobytes() if are_vectors else None)
         for text, row in zip(texts, rows, strict=True)
     ]
     return tuple(different[number % len(different)] for number in range(count))

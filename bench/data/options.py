@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
+from typer import Option
 
 from bench.core.options import DataOption, SeedOption
 
@@ -21,27 +21,17 @@ class GrowOptions(msgspec.Struct, frozen=True, kw_only=True):
     of other real questions differs by more than 0.02.
     """
 
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder of the set; it must not exist.")
-    ]
-    rows: Annotated[int, typer.Option("--rows", min=1000, help="Documents to grow.")] = 1_000_000
+    out: Annotated[Path, Option(metavar="DIR", help="Folder of the set; it must not exist.")]
+    rows: Annotated[int, Option(min=1000, help="Documents to grow.")] = 1_000_000
     sentences: Annotated[
         bool,
-        typer.Option(
-            "--sentences",
-            help="Grow nothing: at most --rows of the passages and their sentences, embedded.",
-        ),
+        Option("--sentences", help="Grow nothing: embed at most --rows passages and sentences."),
     ] = False
     seed: SeedOption = 0
     data: DataOption = None
     spread: Annotated[
         float | None,
-        typer.Option(
-            "--spread",
-            min=0.01,
-            max=100,
-            help="How far documents go from their passages. Default: by the rows.",
-        ),
+        Option(min=0.01, max=100, help="How far documents go from passages; else by the rows."),
     ] = None
 
     @property

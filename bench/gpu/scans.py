@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 import typer
+from typer import Option
 
 from bench.core.options import JsonOption, NprobeOption, command_of
 from bench.core.run import BenchRun
@@ -50,14 +51,10 @@ SWAP_SLOWDOWN_MAX = 1.1
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How fast does a device of the hot shard scan and load?"""
 
-    device: Annotated[str, typer.Option("--device", help="cuda or cpu.")] = "cuda"
-    rows: Annotated[
-        list[int], typer.Option("--rows", min=1, help="Rows of the shard; may be repeated.")
-    ]
+    device: Annotated[str, Option(help="cuda or cpu.")] = "cuda"
+    rows: Annotated[list[int], Option(min=1, help="Rows of the shard; may be repeated.")]
     nprobe: NprobeOption = 32
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0, help="Of each measurement, at least.")
-    ] = 2.0
+    seconds: Annotated[float, Option(min=0, help="Of each measurement, at least.")] = 2.0
     json_file: JsonOption = None
 
 
@@ -87,7 +84,6 @@ class FilledShard:
             self.load(cluster)
 
     def load(self, cluster: int) -> None:
-        """Loads a cluster."""
         count = int(self.row_counts[cluster])
         start = cluster * 7919 % (POOL_ROWS - count)
         self.device.load(ClusterId(cluster), cluster << 20, self._pool[start : start + count])
@@ -138,10 +134,7 @@ class FilledShard:
 
 
 def run(options: ScanOptions) -> bool:
-    """Measures, prints and reports. Returns whether every promise was kept; only a GPU has some.
-
-    Raises `ConfigError` where there is no such device.
-    """
+    """Measures, prints and reports. Only a GPU has promises."""
     run = BenchRun("gpu-scans", options)
     copied_bytes_per_s = copy_bytes_per_s(options.device)
     rows = []
@@ -201,10 +194,7 @@ def measure(shard: FilledShard, seconds: float, copied_bytes_per_s: float) -> di
 
 
 def copy_bytes_per_s(device: str) -> float:
-    """Returns the bytes that a copy within the memory of `device` reads and writes a second.
-
-    Raises `ConfigError` where there is no such device.
-    """
+    """Returns the bytes that a copy in its memory reads and writes a second."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "this machine has no CUDA device that PyTorch can use; measure --device cpu, or run "

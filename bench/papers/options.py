@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
+from typer import Option
 
 from bench.core.options import DataOption, JsonOption, NprobeOption, SeedOption
 from bench.services.options import CorpusOptions
@@ -29,7 +29,7 @@ class CagrOptions(PaperOptions, frozen=True, kw_only=True):
     Ends with 1 when Carpool reads more than half of the bytes of EdgeRAG.
     """
 
-    index: Annotated[Path, typer.Option("--index", metavar="DIR", help="The index: nlist 100.")]
+    index: Annotated[Path, Option(metavar="DIR", help="The index: nlist 100.")]
     data: DataOption = None
 
 
@@ -44,20 +44,12 @@ class VectorLiteOptions(PaperOptions, frozen=True, kw_only=True):
     targets: the median of three splits of the questions.
     """
 
-    index: Annotated[Path, typer.Option("--index", metavar="DIR", help="An index with codes.")]
+    index: Annotated[Path, Option(metavar="DIR", help="An index with codes.")]
     questions: Annotated[
-        Path,
-        typer.Option(
-            "--questions",
-            metavar="FILE.npy",
-            help="Vectors of real questions, by the model of the index. Those that chose the "
-            "spread of a grown set are left out.",
-        ),
+        Path, Option(metavar="FILE.npy", help="Vectors of real questions, by its model.")
     ]
     nprobe: NprobeOption = 24
-    rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="Times that every batch is measured.")
-    ] = 20
+    rounds: Annotated[int, Option(min=1, help="Times that every batch is measured.")] = 20
 
 
 class RagCacheOptions(PaperOptions, frozen=True, kw_only=True):
@@ -102,21 +94,13 @@ class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
     Ends with 1 when a question of Carpool has not one answer, also when Carpool is killed.
     """
 
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=1, help="How long questions are sent at a rate.")
-    ] = 30.0
-    speed: Annotated[
-        float, typer.Option("--speed", min=0.1, help="Of the LLM; the measured server has 1.")
-    ] = 10.0
+    seconds: Annotated[float, Option(min=1, help="How long a rate is asked for.")] = 30.0
+    speed: Annotated[float, Option(min=0.1, help="Of the LLM; the measured server has 1.")] = 10.0
     langgraph: Annotated[
-        Path,
-        typer.Option(
-            "--langgraph", metavar="DIR", help="Environment of LangGraph and of the blocking loop."
-        ),
+        Path, Option(metavar="DIR", help="Environment of LangGraph and of the blocking loop.")
     ] = Path(".carpool/langgraph")
     workflow: Annotated[
-        list[str],
-        typer.Option("--workflow", metavar="NAME", help="One alone, or mixed; repeatable."),
+        list[str], Option(metavar="NAME", help="One alone, or mixed; repeatable.")
     ] = msgspec.field(default_factory=lambda: ["mixed"])
 
 

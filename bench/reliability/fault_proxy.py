@@ -24,43 +24,26 @@ PRODUCE, END_TXN, TXN_OFFSET_COMMIT = 0, 26, 28
 """API keys of Kafka's protocol, for `hold` and `drop_reply`."""
 
 
-class HeldRequest:
-    """A request that the proxy keeps back, and all that its connection sends after it."""
+class Caught:
+    """The next request of a kind, which is held, or whose reply is not delivered."""
 
     def __init__(self, release: Callable[[], None]) -> None:
-        self._release = release
+        """`release`: forwards what is held, or lets a request pass that has not arrived."""
+        self.release = release
         self.arrived = threading.Event()
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns whether the request has arrived, after `timeout_s` at most."""
+        """Returns whether it was held or dropped, after `timeout_s` at most."""
         return self.arrived.wait(timeout_s)
 
-    def release(self) -> None:
-        """Forwards the request, even if its client has closed the connection meanwhile."""
-        self._release()
 
+@dataclass(slots=True, eq=False)
+class _Wish:
+    """`released`: of a request that is held; None: its reply is dropped."""
 
-class DroppedReply:
-    """A reply that the proxy does not deliver."""
-
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
-        self.dropped = threading.Event()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Returns whether it was dropped, after `timeout_s` at most."""
-        return self.dropped.wait(timeout_s)
-
-    def cancel(self) -> None:
-        """Lets the reply of a request pass that has not arrived yet."""
-        self._cancel()
-
-
-@dataclass(slots=True)
-class _Hold:
     api_key: int
-    released: asyncio.Event
-    held: HeldRequest
+    caught: Caught
+    released: asyncio.Event | None
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +52,7 @@ class _Link:
 
     client: asyncio.StreamWriter
     broker: asyncio.StreamWriter
-    dropped: dict[int, DroppedReply] = field(default_factory=dict)
+    dropped: dict[int, Caught] = field(default_factory=dict)
     """By correlation id of the request."""
     is_held: bool = False
 
@@ -98,8 +81,7 @@ class FaultProxy:
         self._flows = asyncio.Event()  # not set: bytes are read by nobody
         self._is_down = False
         self._cuts = 0
-        self._holds: list[_Hold] = []
-        self._drops: list[tuple[int, DroppedReply]] = []
+        self._wishes: list[_Wish] = []
 
     @property
     def bootstrap(self) -> str:
@@ -108,38 +90,24 @@ class FaultProxy:
 
     def delay(self, seconds: float) -> None:
         """Delays every request and every reply by `seconds`, so a round trip by twice that."""
-
-        def change() -> None:
-            self._delay_s = seconds
-
-        self._call(change)
+        self._call(setattr, self, "_delay_s", seconds)
 
     def cut(self) -> None:
         """Closes all connections with a reset. Clients may connect again immediately.
 
         A request that is held reaches the broker after its release nevertheless.
         """
-
-        def change() -> None:
-            self._cuts += 1
-            for link in tuple(self._links):
-                link.cut()
-
-        self._call(change)
+        self._call(self._cut)
 
     @contextmanager
     def down(self) -> Iterator[None]:
         """Closes all connections, and closes new ones as soon as they are made, meanwhile."""
-
-        def change(is_down: bool) -> None:
-            self._is_down = is_down
-
-        self._call(lambda: change(True))
+        self._call(setattr, self, "_is_down", True)
         self.cut()
         try:
             yield
         finally:
-            self._call(lambda: change(False))
+            self._call(setattr, self, "_is_down", False)
 
     @contextmanager
     def half_open(self) -> Iterator[None]:
@@ -150,22 +118,13 @@ class FaultProxy:
         finally:
             self._call(self._flows.set)
 
-    def hold(self, api_key: int) -> HeldRequest:
+    def hold(self, api_key: int) -> Caught:
         """Keeps back the next request with this key until it is released."""
-        released = asyncio.Event()
-        held = HeldRequest(lambda: self._call(released.set))
-        self._call(lambda: self._holds.append(_Hold(api_key, released, held)))
-        return held
+        return self._catch(api_key, asyncio.Event())
 
-    def drop_reply(self, api_key: int) -> DroppedReply:
+    def drop_reply(self, api_key: int) -> Caught:
         """Forwards the next request with this key, then cuts the connection instead of replying."""
-
-        def remove() -> None:
-            self._drops = [each for each in self._drops if each[1] is not drop]
-
-        drop = DroppedReply(lambda: self._call(remove))
-        self._call(lambda: self._drops.append((api_key, drop)))
-        return drop
+        return self._catch(api_key, None)
 
     def __enter__(self) -> FaultProxy:
         """Begins to accept connections. Raises `OSError` when the port is in use."""
@@ -183,9 +142,20 @@ class FaultProxy:
 
     # ---- from other threads
 
-    def _call(self, change: Callable[[], object]) -> None:
+    def _catch(self, api_key: int, released: asyncio.Event | None) -> Caught:
+        def release() -> None:
+            if wish in self._wishes:
+                self._wishes.remove(wish)
+            if released is not None:
+                released.set()
+
+        wish = _Wish(api_key, Caught(lambda: self._call(release)), released)
+        self._call(self._wishes.append, wish)
+        return wish.caught
+
+    def _call(self, change: Callable[..., object], *given: Any) -> None:
         async def run() -> None:
-            change()
+            change(*given)
 
         self._await(run())
 
@@ -193,6 +163,11 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
 
     # ---- on the event loop
+
+    def _cut(self) -> None:
+        self._cuts += 1
+        for link in tuple(self._links):
+            link.cut()
 
     async def _stop(self) -> None:
         assert self._server is not None, "not started"
@@ -270,19 +245,17 @@ class FaultProxy:
 
     async def _request(self, link: _Link, frame: bytes) -> bool:
         api_key, _, correlation_id = struct.unpack_from(">hhi", frame, 4)
-        for hold in self._holds:
-            if hold.api_key == api_key:
-                self._holds.remove(hold)
-                link.is_held = True
-                hold.held.arrived.set()
-                await hold.released.wait()
-                link.is_held = False
-                break
-        for found in self._drops:
-            if found[0] == api_key:
-                self._drops.remove(found)
-                link.dropped[correlation_id] = found[1]
-                break
+        wish = next((each for each in self._wishes if each.api_key == api_key), None)
+        if wish is None:
+            return True
+        self._wishes.remove(wish)
+        if wish.released is None:
+            link.dropped[correlation_id] = wish.caught
+            return True
+        link.is_held = True
+        wish.caught.arrived.set()
+        await wish.released.wait()
+        link.is_held = False
         return True
 
     async def _reply(self, link: _Link, frame: bytes) -> bool:
@@ -290,6 +263,6 @@ class FaultProxy:
         drop = link.dropped.pop(correlation_id, None)
         if drop is None:
             return True
-        drop.dropped.set()
+        drop.arrived.set()
         link.cut()
         return False

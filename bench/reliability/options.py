@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from bench.core.options import ServiceOptions
 
@@ -23,42 +23,24 @@ class ChaosOptions(ServiceOptions, frozen=True, kw_only=True):
     when no promise about the data was broken. So it shows that this benchmark finds such a defect.
     """
 
-    queries: Annotated[
-        int, typer.Option("--queries", min=1, help="Questions, published over the whole run.")
-    ] = 20_000
-    kills: Annotated[
-        int, typer.Option("--kills", min=1, help="Kills and pauses of services and brokers.")
-    ] = 60
-    network: Annotated[
-        int, typer.Option("--network", min=0, help="Faults of the network before the brokers.")
-    ] = 60
+    queries: Annotated[int, Option(min=1, help="Questions, over the whole run.")] = 20_000
+    kills: Annotated[int, Option(min=1, help="Kills and pauses of services and brokers.")] = 60
+    network: Annotated[int, Option(min=0, help="Faults of the network before the brokers.")] = 60
     states: Annotated[
         int,
-        typer.Option(
-            "--states",
+        Option(
             min=0,
             help="Changes of the deployment: a topic's limit lowered and raised, partitions added, "
             "the generator's group deleted, records removed, an LLM server that answers oddly.",
         ),
     ] = 12
     workflows: Annotated[
-        float,
-        typer.Option("--workflows", min=0, max=1, help="Share of the questions that take steps."),
+        float, Option(min=0, max=1, help="Share of the questions that take steps.")
     ] = 0.1
-    seed: Annotated[
-        int, typer.Option("--seed", help="Seed of victims, kinds and times of faults.")
-    ] = 0
-    minutes: Annotated[
-        float, typer.Option("--minutes", min=0.1, help="Time in which the questions are published.")
-    ] = 10.0
+    seed: Annotated[int, Option(help="Seed of victims, kinds and times of faults.")] = 0
+    minutes: Annotated[float, Option(min=0.1, help="How long questions are published.")] = 10.0
     mutant: Annotated[
-        int | None,
-        typer.Option(
-            "--mutant",
-            min=1,
-            max=11,
-            help="Run services with this defect, under a load and faults of its own.",
-        ),
+        int | None, Option(min=1, max=11, help="Services with this defect; a load of its own.")
     ] = None
 
 
@@ -73,9 +55,5 @@ class TornOptions(ServiceOptions, frozen=True, kw_only=True):
     Ends with 1 when a question is in no group, or in two.
     """
 
-    ends: Annotated[
-        int, typer.Option("--ends", min=1, help="Ends of transactions that are delayed.")
-    ] = 1_000
-    kills: Annotated[
-        int, typer.Option("--kills", min=0, help="Of these, with a kill of the grouper.")
-    ] = 200
+    ends: Annotated[int, Option(min=1, help="Ends of transactions that are delayed.")] = 1_000
+    kills: Annotated[int, Option(min=0, help="Of these, with a kill of the grouper.")] = 200

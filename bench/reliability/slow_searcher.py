@@ -45,7 +45,6 @@ class _SlowReads:
 
 
 def command(bytes_per_s: float) -> tuple[str, ...]:
-    """Returns the command of the process."""
     return (sys.executable, "-m", __name__, str(bytes_per_s))
 
 

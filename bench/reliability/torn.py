@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from threading import Event
 
 from bench.core.accounting import Accounting, account
 from bench.core.kafka import fresh_folder
-from bench.core.load import LoadPlan, even
+from bench.core.load import even
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
 from bench.core.stack import ServiceProcess
@@ -28,7 +28,6 @@ from bench.reliability.options import TornOptions
 from carpool.errors import CarpoolError
 from carpool.kafka.embedded import free_port
 from carpool.testing.kafka import KafkaServer, free_ports
-from producers.read_questions import Question
 from schemas.codec import decode
 from schemas.group import Group
 from schemas.topics import GROUPS
@@ -50,25 +49,11 @@ SHORT_SESSIONS = {
 
 
 def run(options: TornOptions, brokers: int = BROKERS) -> bool:
-    """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`.
-
-    Each broker has a proxy, a grouper and a load of its own, and its share of the ends.
-    """
+    """Each broker has a proxy, a grouper and a load of its own, and its share of the ends."""
     run = ServicesRun("torn", options)
     index = made_up_index(run.folder)
-
-    def on_broker(number: int) -> Accounting:
-        return measure(
-            index,
-            run.settings,
-            ends=options.ends // brokers + (number < options.ends % brokers),
-            kills=options.kills // brokers + (number < options.kills % brokers),
-            folder=run.folder / f"broker-{number + 1}",
-            note=lambda text: run.note(f"broker {number + 1}: {text}"),
-        )
-
     with ThreadPoolExecutor(brokers) as pool:
-        found = list(pool.map(on_broker, range(brokers)))
+        found = list(pool.map(partial(measure, run, index, brokers), range(brokers)))
     result = {
         "published": sum(each.published for each in found),
         "lost": sum(each.missing for each in found),
@@ -83,53 +68,46 @@ def run(options: TornOptions, brokers: int = BROKERS) -> bool:
     )
 
 
-def measure(
-    index: BenchIndex,
-    given: dict[str, str],
-    *,
-    ends: int,
-    kills: int,
-    folder: Path,
-    note: Callable[[str], None],
-) -> Accounting:
+def measure(run: ServicesRun, index: BenchIndex, brokers: int, number: int) -> Accounting:
     """Delays ends of transactions under a load on one broker, and reads all groups. Blocks.
 
-    `given`: further settings of the grouper, which alone reaches the broker through the proxy.
+    The grouper alone reaches the broker through the proxy.
     """
+    folder = run.folder / f"broker-{number + 1}"
+    ends, kills = (
+        all_of_it // brokers + (number < all_of_it % brokers)
+        for all_of_it in (run.options.ends, run.options.kills)
+    )
     with ExitStack() as opened:
         data = opened.enter_context(fresh_folder(folder / "kafka"))
         ports = free_ports(advertised=free_port())
         opened.enter_context(KafkaServer(data, ports=[ports], settings=SHORT_SESSIONS))
         proxy = opened.enter_context(FaultProxy(ports.advertised, ports.clients))
+        settings = {**ENVIRONMENT, **run.settings, "CARPOOL_KAFKA_BOOTSTRAP": proxy.bootstrap}
+        address = f"127.0.0.1:{ports.brokers}"
         session = opened.enter_context(
-            open_session(
-                index.dir,
-                folder,
-                {**ENVIRONMENT, **given, "CARPOOL_KAFKA_BOOTSTRAP": proxy.bootstrap},
-                services=("grouper",),
-                bootstrap=f"127.0.0.1:{ports.brokers}",
-            )
+            open_session(index.dir, folder, settings, services=("grouper",), bootstrap=address)
         )
         grouper, ending = session.stack["grouper"], Event()
         pool = opened.enter_context(ThreadPoolExecutor(1, "load"))
         opened.callback(ending.set)
         load = pool.submit(_send_until, ending, session)
         killed = 0
-        for number in range(ends):
-            is_kill = killed < kills * (number + 1) // ends
+        for done in range(1, ends + 1):
+            is_kill = killed < kills * done // ends
             _delay_one_end(proxy, grouper, is_kill=is_kill)
             killed += is_kill
-            if (number + 1) % NOTE_EVERY == 0:
-                note(f"{number + 1} ends delayed, {killed} kills")
+            if done % NOTE_EVERY == 0:
+                run.note(f"broker {number + 1}: {done} ends delayed, {killed} kills")
         ending.set()
         return _account(load.result(), session)
 
 
 def _send_until(ending: Event, session: Session) -> SentLoad:
-    questions = [Question(text=each.text) for each in made_up_questions(QUESTIONS_AT_ONCE)]
+    questions = made_up_questions(QUESTIONS_AT_ONCE, are_vectors=False)
     sent: SentLoad = {}
     while not ending.is_set():
-        sent |= session.send(questions, LoadPlan(), even(RATE_PER_S))
+        sent |= session.send(questions, even(RATE_PER_S))
     return sent
 
 

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from carpool.errors import ConfigError
 
@@ -18,22 +17,9 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 _ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
 
-class _Files(NamedTuple):
-    """The names of a version's files."""
-
-    limit: str
-    swap: str
-    peak: str
-    events: str
-
-
-_V1 = _Files(
-    "memory.limit_in_bytes",
-    "memory.memsw.limit_in_bytes",
-    "memory.max_usage_in_bytes",
-    "memory.oom_control",
-)
-_V2 = _Files("memory.max", "memory.swap.max", "memory.peak", "memory.events")
+_V1 = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max_usage_in_bytes")
+_V2 = ("memory.max", "memory.swap.max", "memory.peak")
+"""The files of a version: the limit, that with swap, and the most memory."""
 
 
 class MemoryGroup:
@@ -41,16 +27,19 @@ class MemoryGroup:
 
     def __init__(self, limit_bytes: int | None, root: Path = ROOT) -> None:
         """Makes the group; without a limit it only counts. Raises `ConfigError` where it cannot."""
-        is_v1 = (root / "memory" / _V1.limit).exists()
-        self._files, base = (_V1, root / "memory") if is_v1 else (_V2, root)
-        self._folder = base / f"carpool-bench-{os.getpid()}-{time.monotonic_ns()}"
+        is_v1 = (root / "memory" / _V1[0]).exists()
+        folder = f"carpool-bench-{os.getpid()}-{time.monotonic_ns()}"
+        self._folder = root / "memory" / folder if is_v1 else root / folder
+        limit, swap, peak = (self._folder / name for name in (_V1 if is_v1 else _V2))
+        self._events = self._folder / ("memory.oom_control" if is_v1 else "memory.events")
+        self.peak_path = peak
+        """The file of the most memory that was used; v2 has it since Linux 5.19."""
         try:
             if not is_v1:
                 (root / "cgroup.subtree_control").write_text("+memory")
             self._folder.mkdir()
             if limit_bytes is not None:
-                (self._folder / self._files.limit).write_text(str(limit_bytes))
-                swap = self._folder / self._files.swap
+                limit.write_text(str(limit_bytes))
                 if swap.exists():
                     swap.write_text(str(limit_bytes if is_v1 else 0))
         except OSError as error:
@@ -63,14 +52,9 @@ class MemoryGroup:
         """Returns the command that enters the group and becomes `command`."""
         return ["/bin/sh", "-c", _ENTER, str(self._folder), *command]
 
-    @property
-    def peak_path(self) -> Path:
-        """The file of the most memory that was used; v2 has it since Linux 5.19."""
-        return self._folder / self._files.peak
-
     def has_killed(self) -> bool:
         """Whether a process was killed because memory ran out."""
-        lines = (self._folder / self._files.events).read_text().splitlines()
+        lines = self._events.read_text().splitlines()
         return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in lines)
 
     def remove(self) -> None:

@@ -25,9 +25,9 @@ from msgspec import structs
 from bench.core.spread import Spread, spread
 from bench.data.exact import BestRows
 from bench.search.cgroup import Peak
-from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
+from bench.search.contestants.contestant import Contestant, SearchData
 from bench.search.contestants.registry import ENTRIES
-from carpool.errors import ConfigError
+from carpool.arrays import Float32, Int64
 
 FIGURES_NAME, IDS_NAME, BUILD_NAME = "figures.json", "ids.npy", "build_s"
 OUT_OF_MEMORY = 3
@@ -60,7 +60,6 @@ class ChildRequest(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def load(self) -> SearchData:
-        """Returns the data."""
         return SearchData(
             corpus=Path(self.collection, "corpus.jsonl"),
             vectors=Path(self.collection, "vectors.npy"),
@@ -123,23 +122,23 @@ def tune(
 def measure(
     contestant: Contestant, queries: Float32, request: ChildRequest
 ) -> tuple[ContestantFigures, Int64]:
-    """Returns what was measured, and the ids that were found: (n, top_k) int64, -1 where none."""
+    """Returns what was measured, and the ids that were found: (n, TOP_K) int64, -1 where none."""
     setting = cast(int, request.setting)
     starts = range(0, len(queries), request.window)
 
-    def ask(start: int) -> tuple[int, Int64]:
-        asked_us = _now_us()
+    def ask(start: int) -> tuple[float, Int64]:
+        asked_s = time.monotonic()
         found = contestant.search(queries[start : start + request.window], setting)
-        return _now_us() - asked_us, found
+        return 1e3 * (time.monotonic() - asked_s), found
 
     with ThreadPoolExecutor(request.clients) as pool:
-        read_bytes, cpu_s, began_us = process_read_bytes(), time.process_time(), _now_us()
+        read_bytes, cpu_s, began_s = process_read_bytes(), time.process_time(), time.monotonic()
         answers = [*pool.map(ask, starts)] if request.clients > 1 else [*map(ask, starts)]
-        duration_us = _now_us() - began_us
+        took_s = time.monotonic() - began_s
     figures = ContestantFigures(
         queries=len(queries),
-        latency_ms=cast(Spread, spread(latency_us / 1_000 for latency_us, _ in answers)),
-        duration_us=duration_us,
+        latency_ms=cast(Spread, spread(latency_ms for latency_ms, _ in answers)),
+        duration_us=int(1e6 * took_s),
         cpu_us=int((time.process_time() - cpu_s) * 1e6),
         read_bytes=process_read_bytes() - read_bytes,
     )
@@ -147,19 +146,9 @@ def measure(
 
 
 def process_read_bytes() -> int:
-    """Returns the bytes that this process read from disk: page faults and O_DIRECT included.
-
-    Raises `ConfigError` where the kernel does not count them.
-    """
-    try:
-        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-    except OSError as error:
-        raise ConfigError(f"run on Linux with task I/O accounting: {error}") from error
+    """Returns the bytes that this process read from disk: page faults, O_DIRECT included."""
+    lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     return int(dict(line.split(": ", 1) for line in lines)["read_bytes"])
-
-
-def _now_us() -> int:
-    return time.monotonic_ns() // 1_000
 
 
 def _build_and_tune(contestant: Contestant, request: ChildRequest) -> TunedFigures:
@@ -168,9 +157,9 @@ def _build_and_tune(contestant: Contestant, request: ChildRequest) -> TunedFigur
         partial = data.prepared.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        began_us = _now_us()
+        began_s = time.monotonic()
         contestant.build(replace(data, prepared=partial))
-        (partial / BUILD_NAME).write_text(str((_now_us() - began_us) / 1e6))
+        (partial / BUILD_NAME).write_text(str(time.monotonic() - began_s))
         partial.rename(data.prepared)
     build_s = None if data.index else float((data.prepared / BUILD_NAME).read_text())
     contestant.open(data)

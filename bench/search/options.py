@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import typer
+from typer import Option
 
 from bench.core.options import JsonOption
 
@@ -23,45 +23,25 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     collection: Annotated[
-        list[Path],
-        typer.Option(
-            "--collection",
-            metavar="DIR",
-            help="A folder with vectors.npy, corpus.jsonl and queries.npy, as carpool bench data "
-            "writes it. Give it once for each run.",
-        ),
-    ] = []
+        Path, Option(metavar="DIR", help="A folder that carpool bench data has written.")
+    ]
     index: Annotated[
-        list[Path],
-        typer.Option(
-            "--index",
-            metavar="DIR",
-            help="Carpool's index of a collection, once for each --collection. Default: carpool "
-            "index build makes one by its defaults.",
-        ),
-    ] = []
+        Path | None, Option(metavar="DIR", help="Carpool's index of it; else one by the defaults.")
+    ] = None
     contestants: Annotated[
         str | None,
-        typer.Option(
-            "--contestants",
+        Option(
             metavar="NAME,NAME",
-            help="Who takes part, such as carpool,faiss-memory. Default: all but other modes of "
-            "Carpool and its shards on a GPU.",
+            help="Default: all but other modes of Carpool and its shards on a GPU.",
         ),
     ] = None
     recall: Annotated[
         list[float],
-        typer.Option(
-            "--recall",
-            min=0,
-            max=1,
-            help="Recall that each contestant is to reach; may be repeated. Default: 0.95, 0.98.",
-        ),
-    ] = []
+        Option(min=0, max=1, help="Recall that each contestant is to reach; may be repeated."),
+    ] = msgspec.field(default_factory=lambda: [0.95, 0.98])
     memory: Annotated[
         float | None,
-        typer.Option(
-            "--memory",
+        Option(
             min=0.001,
             max=100,
             metavar="SHARE",
@@ -71,17 +51,12 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     memory_held_by: Annotated[
         Literal["cgroup", "none"],
-        typer.Option(
+        Option(
             help="cgroup: the kernel enforces --memory, and counts (needs root). none: nothing "
             "enforces it, the page cache is not emptied, and the report says so."
         ),
     ] = "cgroup"
     work: Annotated[
-        Path,
-        typer.Option(
-            "--work",
-            metavar="DIR",
-            help="Folder for logs, and for what contestants build once; remove it to build again.",
-        ),
+        Path, Option(metavar="DIR", help="For logs, and what contestants build once.")
     ] = Path(".carpool/bench/search")
     json_file: JsonOption = None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 
 from bench.search.child import ContestantFigures, TunedFigures
 from bench.search.processes import ChildEnd
 
 BUILD, WINDOWS, CLIENTS, ALONE = "build", "windows of 100", "16 clients", "alone"
-
-
 Row = dict[str, float | None]
+"""Figures of a contestant; those that name no mode are of windows. None: not counted."""
 
 
 class Cell(ChildEnd, frozen=True, kw_only=True):
@@ -22,7 +20,6 @@ class Cell(ChildEnd, frozen=True, kw_only=True):
     same setting; `promised`: the least share that is promised. None: not compared.
     """
 
-    seed: int
     contestant: str
     mode: str
     setting: int | None = None
@@ -43,46 +40,32 @@ def rows_of(cells: Sequence[Cell], recalls: Sequence[float]) -> dict[str, dict[s
         rows = found[f"recall {recall}"] = {}
         for name in sorted({cell.contestant for cell in cells}):
             own = [cell for cell in cells if cell.contestant == name and cell.figures]
-            chosen = [cell for cell in own if recall in cell.recalls]
-            if {cell.mode for cell in chosen} == {WINDOWS, CLIENTS, ALONE}:
-                rows[name] = row_of(chosen, [cell for cell in own if cell.mode == BUILD])
+            chosen = {cell.mode: cell for cell in own if recall in cell.recalls}
+            built = [cell.figures.build_s for cell in own if isinstance(cell.figures, TunedFigures)]
+            if chosen.keys() == {WINDOWS, CLIENTS, ALONE}:
+                rows[name] = row_of(chosen) | {"build_s": built[0] if built else None}
     return found
 
 
-def row_of(cells: Sequence[Cell], builds: Sequence[Cell]) -> Row:
-    """Returns the figures of a contestant at its settings: medians over seeds.
-
-    Those that name no mode are of windows. CPU time is of the process, for a query. None: not
-    counted.
-    """
-
-    def of(mode: str, figure: Callable[[ContestantFigures], float | None]) -> float | None:
-        figures = [cell.figures for cell in cells if cell.mode == mode]
-        found = [figure(one) for one in figures if isinstance(one, ContestantFigures)]
-        return median(each for each in found if each is not None) if None not in found else None
-
-    times = [one.figures.build_s for one in builds if isinstance(one.figures, TunedFigures)]
-    return {
-        "setting": median(cell.setting or 0 for cell in cells),
-        "recall": median(cell.recall for cell in cells),
-        "queries_per_s": of(WINDOWS, lambda one: one.queries_per_s),
-        "by_16_clients": of(CLIENTS, lambda one: one.queries_per_s),
-        "p50_alone_ms": of(ALONE, lambda one: one.latency_ms.p50),
-        "p99_alone_ms": of(ALONE, lambda one: one.latency_ms.p99),
-        "cpu_ms": of(WINDOWS, lambda one: one.cpu_us / one.queries / 1e3),
-        "cpu_alone_ms": of(ALONE, lambda one: one.cpu_us / one.queries / 1e3),
-        "mb_read": of(WINDOWS, lambda one: one.read_bytes / one.queries / 1e6),
-        "peak_mb": of(WINDOWS, lambda one: one.peak_bytes and one.peak_bytes / 1e6),
-        "build_s": None if None in times or not times else median(time or 0 for time in times),
+def row_of(cells: Mapping[str, Cell]) -> Row:
+    """Returns the figures of a contestant at its setting, but for its build. `cells`: by mode."""
+    measured = {
+        mode: cell.figures
+        for mode, cell in cells.items()
+        if isinstance(cell.figures, ContestantFigures)
     }
-
-
-def by_figure(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Returns the figures as columns of a table, by contestant."""
-    figures = dict.fromkeys(figure for row in rows.values() for figure in row)
+    windows, alone = measured[WINDOWS], measured[ALONE]
     return {
-        figure.replace("_", " "): {name: row[figure] for name, row in rows.items()}
-        for figure in figures
+        "setting": cells[WINDOWS].setting,
+        "recall": cells[WINDOWS].recall,
+        "queries_per_s": windows.queries_per_s,
+        "by_16_clients": measured[CLIENTS].queries_per_s,
+        "p50_alone_ms": alone.latency_ms.p50,
+        "p99_alone_ms": alone.latency_ms.p99,
+        "cpu_ms": windows.cpu_us / windows.queries / 1e3,
+        "cpu_alone_ms": alone.cpu_us / alone.queries / 1e3,
+        "mb_read": windows.read_bytes / windows.queries / 1e6,
+        "peak_mb": windows.peak_bytes and windows.peak_bytes / 1e6,
     }
 
 
@@ -107,8 +90,7 @@ def promises_of(cells: Sequence[Cell]) -> dict[str, bool]:
 
 
 def cell_line(cell: Cell) -> str:
-    """Returns a cell in one line."""
-    head = f"seed {cell.seed}, {cell.contestant}, {cell.mode}: "
+    head = f"{cell.contestant}, {cell.mode}: "
     match cell.figures:
         case ContestantFigures() as figures:
             return (

@@ -20,18 +20,26 @@ from bench.core.kafka import kafka_settings
 from carpool.kafka.client_config import RETRY_BACKOFF_MS, client_config, producer_config
 from carpool.kafka.librdkafka.member_state import choose_protocol, member_config
 from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
-from carpool.kafka.settings import KafkaSettings
-from carpool.run_service import COMMIT_INTERVAL_MS, OFFSETS_INTERVAL_MS
+from carpool.run_service import COMMIT_INTERVAL_MS
 
 IDLE_S = 0.2
 RECORDS_MAX = 250
 
 
-def copy_exactly_once(
-    settings: KafkaSettings, consumer: Consumer, target: str, group: str, ending: threading.Event
-) -> None:
-    """Copies what has come in one transaction with its offsets, then waits one commit interval."""
-    timeout_s = settings.request_timeout_ms / 1_000
+def main(source: str, target: str) -> None:
+    """Copies until SIGTERM what has come, in one transaction with its offsets, then waits."""
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    settings = kafka_settings(os.environ)
+    source, target = settings.broker_topic(source), settings.broker_topic(target)
+    group, timeout_s = f"{source}-bare-hop", settings.request_timeout_ms / 1_000
+    admin = AdminClient(client_config(settings))
+    protocol = choose_protocol(settings, admin, list(admin.list_topics(timeout=timeout_s).brokers))
+    consumer = Consumer(
+        member_config(settings, group, protocol)
+        | {"auto.offset.reset": "earliest", "retry.backoff.ms": RETRY_BACKOFF_MS}
+    )
+    consumer.subscribe([source])
     producer = Producer(
         producer_config(settings)
         | {
@@ -43,40 +51,19 @@ def copy_exactly_once(
     producer.init_transactions(timeout_s)
     due_s = 0.0
     while not ending.is_set():
-        first = poll(consumer, 1, IDLE_S)
-        if not first:
+        if not (records := poll(consumer, 1, IDLE_S)):
             continue
         time.sleep(max(0.0, due_s - time.monotonic()))
-        records = first + poll(consumer, RECORDS_MAX - 1, 0)
+        records += poll(consumer, RECORDS_MAX - 1, 0)
         producer.begin_transaction()
-        copy(producer, target, records)
+        for record in records:
+            producer.produce(target, record.value(), record.key(), headers=record.headers())
         producer.send_offsets_to_transaction(
             ends_of(records), consumer.consumer_group_metadata(), timeout_s
         )
         producer.commit_transaction(timeout_s)
         due_s = time.monotonic() + COMMIT_INTERVAL_MS / 1_000
-
-
-def copy_at_least_once(
-    settings: KafkaSettings, consumer: Consumer, target: str, ending: threading.Event
-) -> None:
-    """Copies what comes immediately; flushes and commits offsets after each commit interval."""
-    producer = Producer(producer_config(settings))
-    uncommitted: list[Message] = []
-    due_s = 0.0
-    while not ending.is_set():
-        wait_s = max(0.0, due_s - time.monotonic()) if uncommitted else IDLE_S
-        if records := poll(consumer, 1, wait_s):
-            records += poll(consumer, RECORDS_MAX - 1, 0)
-        copy(producer, target, records)
-        uncommitted += records
-        producer.poll(0)
-        if uncommitted and time.monotonic() >= due_s:
-            producer.flush(settings.request_timeout_ms / 1_000)
-            consumer.commit(offsets=ends_of(uncommitted), asynchronous=True)
-            uncommitted = []
-            due_s = time.monotonic() + OFFSETS_INTERVAL_MS / 1_000
-    producer.flush(settings.request_timeout_ms / 1_000)
+    consumer.close()
 
 
 def poll(consumer: Consumer, count: int, wait_s: float) -> list[Message]:
@@ -84,41 +71,10 @@ def poll(consumer: Consumer, count: int, wait_s: float) -> list[Message]:
     return [each for each in consumer.consume(count, wait_s) if each.error() is None]
 
 
-def copy(producer: Producer, target: str, records: list[Message]) -> None:
-    """Writes records unchanged."""
-    for record in records:
-        producer.produce(target, record.value(), record.key(), headers=record.headers())
-
-
 def ends_of(records: list[Message]) -> list[TopicPartition]:
     """Returns the offsets after these records, which are in order within each partition."""
-    ends = {(record.topic(), record.partition()): (record.offset() or 0) + 1 for record in records}
-    return [
-        TopicPartition(topic or "", partition or 0, offset)
-        for (topic, partition), offset in ends.items()
-    ]
-
-
-def main(source: str, target: str) -> None:
-    """Copies until SIGTERM."""
-    ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    settings = kafka_settings(os.environ)
-    source, target = settings.broker_topic(source), settings.broker_topic(target)
-    group = f"{source}-bare-hop"
-    admin = AdminClient(client_config(settings))
-    brokers = list(admin.list_topics(timeout=settings.request_timeout_ms / 1_000).brokers)
-    protocol = choose_protocol(settings, admin, brokers)
-    consumer = Consumer(
-        member_config(settings, group, protocol)
-        | {"auto.offset.reset": "earliest", "retry.backoff.ms": RETRY_BACKOFF_MS}
-    )
-    consumer.subscribe([source])
-    if settings.delivery == "exactly_once":
-        copy_exactly_once(settings, consumer, target, group, ending)
-    else:
-        copy_at_least_once(settings, consumer, target, ending)
-    consumer.close()
+    ends = {(one.topic() or "", one.partition() or 0): (one.offset() or 0) + 1 for one in records}
+    return [TopicPartition(*place, offset) for place, offset in ends.items()]
 
 
 if __name__ == "__main__":

@@ -7,22 +7,24 @@ memory, given the query vectors that the grouper used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 
-import msgspec
 import numpy as np
 
-from bench.core.accounting import Accounting, answers_of, final_retrievals, retrieval_accounting
+from bench.core.accounting import account
 from bench.core.load import even
 from bench.core.topic_recorder import ReceivedRecord
-from bench.data.evaluation import CLAIMS, EVIDENCE, Float32, read_evidence
-from bench.data.exact import MemorySearch, Ranking
-from bench.data.index import memory_search
+from bench.data import evaluation
+from bench.data.exact import BestRows, exact_answers, ivf_answers, verdict
+from bench.data.index import BenchIndex
 from bench.services.corpus import CorpusRun
 from bench.services.options import ClaimsOptions
+from carpool.arrays import Float32
+from carpool.disk.centroids import read_centroids
 from carpool.errors import CarpoolError
-from schemas.codec import decode
+from schemas.codec import decode, decode_retrieval
 from schemas.group import Group
+from schemas.hit import Hit
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
@@ -32,69 +34,65 @@ SERVICES = ("grouper", "searcher")
 FIRST = 5
 RATE_PER_S = 100.0
 SETTLE_S = 2.0
-DIFFERENT_MAX = 20
-
-
-class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result. Evidence: the share of claims with an evidence page among the first five.
-
-    `ids`: retrievals by their verdict. `different`: up to 20 claims with that verdict.
-    """
-
-    retrievals: Accounting
-    ids: dict[str, int]
-    different: tuple[str, ...]
-    nprobe: int
-    evidence_services: float
-    evidence_exact: float
-
-    def promises(self) -> dict[str, bool]:
-        """Returns each promise and whether it was kept."""
-        return {
-            "each claim has one retrieval": self.retrievals.holds,
-            "ids equal FAISS IVF-Flat's, but for equal scores": self.retrievals.published
-            == self.ids["same"] + self.ids["tied"],
-            "evidence within 1 point of exact search": self.evidence_services
-            >= self.evidence_exact - EVIDENCE_MARGIN,
-        }
 
 
 def run(options: ClaimsOptions) -> bool:
-    """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
     run = CorpusRun("claims", options)
-    claims = run.questions(CLAIMS)
+    claims, evidence_path = (
+        run.data.questions(evaluation.CLAIMS),
+        run.data.file(evaluation.EVIDENCE),
+    )
     with run.session(SERVICES) as session:
-        load = session.ask(claims, run.plan, even(RATE_PER_S), settle_s=SETTLE_S)
-        ids, recorder = load.keys(), session.recorder
-        records = recorder.records(RETRIEVALS.name)
-        answers = answers_of(recorder.records(ANSWERS.name), ids)
-        vectors = query_vectors(recorder.records(GROUPS.name))
-    found = {key: retrieval for key, (retrieval, _) in final_retrievals(records, ids).items()}
+        load = session.send(claims, even(RATE_PER_S))
+        session.recorder.wait(load.keys(), (RETRIEVALS.name, ANSWERS.name), settle_s=SETTLE_S)
+        records = session.recorder.records(RETRIEVALS.name)
+        vectors = query_vectors(session.recorder.records(GROUPS.name))
+    found = first_retrievals(records, load.keys())
     if not found:
         raise CarpoolError("no claim came back; see the services' logs")
-    claim_ids = [str(claim.id) for claim in claims]
-    ours = {claim_ids[load[key].row]: ranking_of(each) for key, each in found.items()}
-    queries = np.stack([vectors[key] for key in found])
-    search, nprobe = memory_search(run.data, run.index), run.index.manifest.nprobe_default
-    evidence_path = run.data.file(EVIDENCE)
-    pages = read_evidence(evidence_path)
-    evidence = {claim: pages.get(claim, frozenset()) for claim in claim_ids}
-    exact = dict(zip(ours, search.flat(queries, FIRST), strict=True))
-    verdicts = verdicts_of(ours, queries, search, nprobe)
-    result = ClaimsResult(
-        retrievals=retrieval_accounting(ids, records, answers),
-        ids={"same": 0, "tied": 0, "different": 0} | Counter(verdicts.values()),
-        different=tuple(each for each in verdicts if verdicts[each] == "different")[:DIFFERENT_MAX],
-        nprobe=nprobe,
-        evidence_services=evidence_share(ours, evidence),
-        evidence_exact=evidence_share(exact, evidence),
-    )
+    hits = {claim: [(hit.doc_id, hit.score) for hit in each] for claim, each in found.items()}
+    queries = np.stack([vectors[claim] for claim in found])
+    passages = [each.doc_id for each in evaluation.read_passages(run.data.corpus_path)]
+    rows = evaluation.read_vectors(run.data.vectors_path(evaluation.CORPUS))
+    exact = exact_answers([(0, rows)], queries, FIRST).rows[:, :FIRST]
+    verdicts = verdicts_of(run.index, passages, rows, queries, list(hits.values()))
+    pages = evaluation.read_evidence(evidence_path)
+    evidence = {claim: pages.get(claim, frozenset()) for claim in load}
+    accounting = account(load, (record.key for record in records))
+    ids = {"same": 0, "tied": 0, "different": 0} | Counter(verdicts)
+    best = [[passages[row] for row in each] for each in exact]
+    shares = {
+        "evidence_services": evidence_share(
+            {claim: [doc_id for doc_id, _ in each] for claim, each in hits.items()}, evidence
+        ),
+        "evidence_exact": evidence_share(dict(zip(hits, best, strict=True)), evidence),
+    }
+    result = {"retrievals": accounting, "ids": ids, **shares}
     return run.finish(
         {"claims": {"services": result}},
-        promises=result.promises(),
+        promises={
+            "each claim has one retrieval": accounting.holds,
+            "ids equal FAISS IVF-Flat's, but for equal scores": ids["same"] + ids["tied"]
+            == accounting.published,
+            "evidence within 1 point of exact search": shares["evidence_services"]
+            >= shares["evidence_exact"] - EVIDENCE_MARGIN,
+        },
         results=result,
-        **run.facts(run.data.file(f"{CLAIMS}.jsonl.gz"), evidence_path),
+        **run.facts(run.data.file(f"{evaluation.CLAIMS}.jsonl.gz"), evidence_path),
     )
+
+
+def first_retrievals(
+    records: Iterable[ReceivedRecord], ids: Set[str]
+) -> dict[str, tuple[Hit, ...]]:
+    """Returns the hits of the first final retrieval of each of `ids`."""
+    found: dict[str, tuple[Hit, ...]] = {}
+    for record in records:
+        if record.key in ids:
+            retrieval = decode_retrieval(record.value, record.headers)
+            if isinstance(retrieval, Retrieval) and retrieval.is_final:
+                found.setdefault(record.key, retrieval.hits)
+    return found
 
 
 def query_vectors(groups: Iterable[ReceivedRecord]) -> dict[str, Float32]:
@@ -107,25 +105,27 @@ def query_vectors(groups: Iterable[ReceivedRecord]) -> dict[str, Float32]:
 
 
 def verdicts_of(
-    ours: Mapping[str, Ranking], queries: Float32, search: MemorySearch, nprobe: int
-) -> dict[str, str]:
-    """Returns the verdict of each claim, against FAISS with the same vectors, (claims, dim)."""
-    top_k = max(len(ranking.ids) for ranking in ours.values()) or FIRST
-    expected = search.ivf(queries, top_k, nprobe)
-    return {
-        claim: search.verdict(query, ranking, wanted)
-        for (claim, ranking), wanted, query in zip(ours.items(), expected, queries, strict=True)
-    }
+    index: BenchIndex,
+    passages: Sequence[str],
+    rows: Float32,
+    queries: Float32,
+    hits: Sequence[Sequence[tuple[str, float]]],
+) -> list[str]:
+    """Returns the verdict of each claim, against FAISS with the same vectors, (claims, dim).
 
-
-def ranking_of(retrieval: Retrieval) -> Ranking:
-    """Returns the ids and scores of a retrieval."""
-    hits = retrieval.hits
-    return Ranking(ids=tuple(hit.doc_id for hit in hits), scores=tuple(hit.score for hit in hits))
+    `passages`: the ids of `rows`. `hits`: ids and scores of each claim.
+    """
+    top_k = max(map(len, hits)) or FIRST
+    centroids, nprobe = read_centroids(index.dir, index.manifest), index.manifest.nprobe_default
+    expected = ivf_answers(rows, centroids, queries, top_k, nprobe)
+    row_of = {passage: row for row, passage in enumerate(passages)}
+    found = [[(row_of.get(passage, -1), score) for passage, score in each] for each in hits]
+    each_claim = zip(queries, found, map(BestRows, *expected), strict=True)
+    return [verdict(rows, query, own, wanted) for query, own, wanted in each_claim]
 
 
 def evidence_share(
-    found: Mapping[str, Ranking], evidence: Mapping[str, frozenset[str]], first: int = FIRST
+    found: Mapping[str, Sequence[str]], evidence: Mapping[str, frozenset[str]], first: int = FIRST
 ) -> float:
     """Returns the share of claims with one of its evidence pages among its `first` hits.
 
@@ -136,7 +136,6 @@ def evidence_share(
     if not wanted:
         raise ValueError("no claim has evidence, so there is no share to compute")
     hits = sum(
-        claim in found and not pages.isdisjoint(found[claim].ids[:first])
-        for claim, pages in wanted.items()
+        not pages.isdisjoint(found.get(claim, ())[:first]) for claim, pages in wanted.items()
     )
     return hits / len(wanted)

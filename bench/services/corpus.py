@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from bench.core.load import LoadPlan
 from bench.core.machine import data_file
 from bench.core.run import ServicesRun
 from bench.core.session import Session, open_session
@@ -16,7 +15,6 @@ from bench.data.index import corpus_index
 from bench.services.options import CorpusOptions
 from carpool.embedding import EmbeddingSettings
 from carpool.settings import environment_name
-from producers.read_questions import Question
 
 
 class CorpusRun(ServicesRun):
@@ -37,20 +35,13 @@ class CorpusRun(ServicesRun):
         )
         self.note(f"index: {self.index.dir}")
         self.settings.setdefault(environment_name("embedding", "model"), embedding.model)
-        self.plan = LoadPlan(embedding_model=self.index.manifest.embedding_model)
-
-    def questions(self, name: str) -> tuple[Question, ...]:
-        """Returns the questions `name` as text."""
-        return self.data.questions(name)
 
     def session(
-        self, services: Sequence[str], name: str = "", *, llm_url: str | None = None
+        self, services: Sequence[str], name: str = "", **stack: Any
     ) -> AbstractContextManager[Session]:
         """Returns a session with `services`; see `open_session`. `name`: of the folder of logs."""
         folder = self.folder / name
-        return open_session(
-            self.index.dir, folder, self.settings, services=services, llm_url=llm_url
-        )
+        return open_session(self.index.dir, folder, self.settings, services=services, **stack)
 
     def facts(self, *files: Path) -> dict[str, Any]:
         """Returns what the report says of the data and the index. `files`: besides the corpus."""

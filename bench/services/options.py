@@ -6,35 +6,25 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
+from typer import Option
 
-from bench.core.options import DataOption, NlistOption, ServiceOptions
+from bench.core.options import DataOption, SeedOption, ServiceOptions
 
-SecondsOption = Annotated[
-    float, typer.Option("--seconds", min=0.1, help="How long each side or condition is measured.")
-]
+SecondsOption = Annotated[float, Option(min=0.1, help="How long each side is measured.")]
 WarmUpOption = Annotated[
-    float,
-    typer.Option(
-        "--warm-up", min=0, help="Seconds of load before that are not measured: Java compiles."
-    ),
+    float, Option("--warm-up", min=0, help="Seconds of load before: Java compiles.")
 ]
 
 
 class CorpusOptions(ServiceOptions, frozen=True, kw_only=True):
-    """Options of claims and answers."""
+    """Options of benchmarks on the evaluation data."""
 
     data: DataOption = None
-    nlist: NlistOption = 100
+    nlist: Annotated[int, Option(min=1, help="Clusters of the index.")] = 100
     model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="Embedding model, a name or a folder: the one of the precomputed vectors. "
-            "Default: the services'.",
-        ),
+        str | None, Option(help="Embedding model of the precomputed vectors; else the services'.")
     ] = None
-    seed: Annotated[int, typer.Option("--seed", help="Seed of clusters and arrivals.")] = 0
+    seed: SeedOption = 0
 
 
 class ClaimsOptions(CorpusOptions, frozen=True, kw_only=True):
@@ -63,31 +53,18 @@ class OverheadOptions(ServiceOptions, frozen=True, kw_only=True):
 
     contestant: Annotated[
         list[str],
-        typer.Option(
-            "--contestant", metavar="NAME", help="Delivery and brokers; repeatable. Default: all."
-        ),
+        Option(metavar="NAME", help="exactly-once-1 or -3, brokers; repeatable. Default: both."),
     ] = msgspec.field(default_factory=list)
     rate_per_s: Annotated[
-        list[float],
-        typer.Option("--rate", min=0, help="Questions a second; 0: a backlog. Repeatable."),
+        list[float], Option("--rate", min=0, help="Questions a second; 0: a backlog. Repeatable.")
     ] = msgspec.field(default_factory=lambda: [20.0, 50.0, 200.0, 0.0])
     passages: Annotated[
         list[int],
-        typer.Option(
-            "--passages",
-            min=0,
-            max=100,
-            help="Passages in a prompt, about 95 token ids each, 130 beside them; 0: no LLM. "
-            "Repeatable.",
-        ),
+        Option(min=0, max=100, help="In a prompt, about 95 token ids each; 0: no LLM. Repeatable."),
     ] = msgspec.field(default_factory=lambda: [0, 3, 15, 41])
     beside: Annotated[
         Path | None,
-        typer.Option(
-            "--beside",
-            metavar="DIR",
-            help="A checkout of another revision, with its kernel; its services take turns too.",
-        ),
+        Option(metavar="DIR", help="A checkout, with its kernel; its services take turns too."),
     ] = None
     seconds: SecondsOption = 30.0
     warm_up_s: WarmUpOption = 90.0
@@ -103,14 +80,9 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     times what it is alone, a question has not one answer, or the backlog was empty before the end.
     """
 
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, help="Batch questions that are queued first.")
-    ] = 20_000
+    batch: Annotated[int, Option(min=1, help="Batch questions that are queued first.")] = 20_000
     tenant_rate_per_s: Annotated[
-        float,
-        typer.Option(
-            "--tenant-rate", min=1, help="Questions a second of both tenants; nine tenths are loud."
-        ),
+        float, Option("--tenant-rate", min=1, help="Of both tenants; nine tenths of it are loud.")
     ] = 200.0
     seconds: SecondsOption = 20.0
     warm_up_s: WarmUpOption = 60.0
@@ -124,20 +96,14 @@ class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
     model cites and what Carpool finds, and whether it is the gold passage; noise; and the share of
     output tokens that are not the text. Means come with 95 % intervals. --natural asks questions of
     NQ too, whose answers are not known. --workflow asks them by each of these programs; only for
-    one_shot is there a promise of quality. With one_shot a threshold of support is chosen on the
-    first half of the questions and judged on the second.
+    one_shot is there a promise of quality; its answers judge the threshold of support.
 
     Ends with 1 when a question has not one terminal answer, less than 0.75 have gold in answer or
     quote, or more than 15 % of tokens are beyond the text.
     """
 
     workflow: Annotated[
-        list[str],
-        typer.Option("--workflow", metavar="NAME", help="How questions are asked; repeatable."),
+        list[str], Option(metavar="NAME", help="How questions are asked; repeatable.")
     ] = msgspec.field(default_factory=lambda: ["one_shot"])
-    questions: Annotated[
-        int, typer.Option("--questions", min=1, max=100, help="How many of the 100 are asked.")
-    ] = 100
-    natural: Annotated[
-        int, typer.Option("--natural", min=0, help="How many of NQ's questions are asked too.")
-    ] = 0
+    questions: Annotated[int, Option(min=1, max=100, help="Of the 100 that are asked.")] = 100
+    natural: Annotated[int, Option(min=0, help="Of NQ's questions that are asked too.")] = 0

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise, product
+from math import inf
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
-from bench.core.accounting import Accounting, account, answer_accounting, answers_of
+from bench.core.accounting import Accounting, account, answer_accounting
 from bench.core.cpu import COMPILERS, CpuMeter
-from bench.core.load import LoadPlan, even
+from bench.core.load import even
 from bench.core.machine import revision_of
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
@@ -25,7 +26,7 @@ from bench.data.index import BenchIndex
 from bench.data.made_up import ENVIRONMENT, MODEL, made_up_index, made_up_questions
 from bench.services.options import OverheadOptions
 from carpool.errors import ConfigError
-from carpool.kafka.checks import DeliveryName
+from producers.build_query import QuestionArgs
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 
 NO_LLM, LOAD = "no LLM", "load and reader"
@@ -44,22 +45,8 @@ WITH_LLM = {
 """Settings of services with an LLM: a prompt has all passages that a question asks for."""
 
 
-class DeliveryContestant(msgspec.Struct, frozen=True, kw_only=True):
-    """A delivery on `brokers` brokers, and the bounds of a question's total time in ms."""
-
-    delivery: DeliveryName
-    brokers: int
-    p50_ms_max: float
-    p99_ms_max: float = float("inf")
-
-
-CONTESTANTS = {
-    "exactly-once-1": DeliveryContestant(
-        delivery="exactly_once", brokers=1, p50_ms_max=60, p99_ms_max=150
-    ),
-    "exactly-once-3": DeliveryContestant(delivery="exactly_once", brokers=3, p50_ms_max=120),
-    "at-least-once-1": DeliveryContestant(delivery="at_least_once", brokers=1, p50_ms_max=25),
-}
+CONTESTANTS = {"exactly-once-1": (1, 60.0, 150.0), "exactly-once-3": (3, 120.0, inf)}
+"""Brokers, and the bounds of the p50 and the p99 of a question's total time in ms."""
 
 
 class SideResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +74,6 @@ Found = Mapping[str, Mapping[str, Mapping[str, SideResult]]]
 
 
 def run(options: OverheadOptions) -> bool:
-    """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
     if unknown := {*options.contestant} - CONTESTANTS.keys():
         raise ConfigError(f"--contestant {unknown}: there are {', '.join(CONTESTANTS)}")
     run = ServicesRun("overhead", options)
@@ -112,9 +98,9 @@ def promises(found: Found) -> dict[str, bool]:
     """Returns each promise and whether it was kept."""
     kept: dict[str, bool] = {}
     for name, loads in found.items():
-        bounds, bound = CONTESTANTS[name], loads.get(load_name(BOUND_PER_S), {}).get(NO_LLM)
+        (_, p50, p99), bound = CONTESTANTS[name], loads.get(load_name(BOUND_PER_S), {}).get(NO_LLM)
         if bound is not None:
-            p50, p99, total = bounds.p50_ms_max, bounds.p99_ms_max, bound.total_ms
+            total = bound.total_ms
             kept[f"{name}: p50 at most {p50:g}, p99 {p99:g} ms"] = (
                 total is not None and total.p50 <= p50 and total.p99 <= p99
             )
@@ -125,7 +111,6 @@ def promises(found: Found) -> dict[str, bool]:
 
 
 def load_name(rate_per_s: float) -> str:
-    """Returns the title of a load."""
     return f"{rate_per_s:g} a second" if rate_per_s else "a backlog"
 
 
@@ -136,7 +121,7 @@ class Side:
     name: str
     session: Session
     processes: Mapping[str, Sequence[int]]
-    plan: LoadPlan
+    asked: QuestionArgs
 
     def __post_init__(self) -> None:
         self._numbers = count()
@@ -156,25 +141,26 @@ class Side:
         ]
         times_us = even(rate_per_s or BACKLOG_PER_S)
         self._meter.start()
-        self._sent |= self.session.ask(questions, self.plan, times_us, topics=WATCHED)
+        sent = self.session.send(questions, times_us, **self.asked)
+        self.session.recorder.wait(sent.keys())
+        self._sent |= sent
         self._meter.stop()  # by its end, records that come twice have come
 
     def result(self, bare_ms: float | None) -> SideResult:
         """Returns all turns of the load. `bare_ms`: of the bare hops; None: these are they."""
-        sent, meter, ids = self._sent, self._meter, self._sent.keys()
-        every = self.session.recorder.records(ANSWERS.name)
-        records = [record for record in every if record.key in ids]
-        answers = [] if bare_ms is None else answers_of(records, ids)
-        read_us = {record.key: record.received_us for record in reversed(records)}
-        a_question = 1_000 / max(1, len(read_us))
+        sent, meter, is_bare = self._sent, self._meter, bare_ms is None
+        records = self.session.recorder.records(ANSWERS.name)
+        answers = [] if is_bare else self.session.answers(sent)
+        total_ms = self.session.answered_ms(sent)
+        a_question = 1_000 / max(1, len(total_ms))
         ms = {name: used_s * a_question for name, used_s in meter.work_s.items()}
         counted = {name: each for name, each in ms.items() if name not in NOT_COUNTED}
         cpu_ms = sum(counted.values())
         return SideResult(
-            accounting=account(ids, (record.key for record in records))
-            if bare_ms is None
-            else answer_accounting(ids, answers),
-            total_ms=spread((at - sent[key].intended_us) / 1_000 for key, at in read_us.items()),
+            accounting=account(sent, (record.key for record in records))
+            if is_bare
+            else answer_accounting(sent, answers),
+            total_ms=spread(total_ms.values()),
             prompt_ids=fmean([one.usage.input_tokens for one in answers if one.usage] or [0.0]),
             cpu_ms_a_question=cpu_ms,
             over_bare_hops=cpu_ms / (bare_ms or cpu_ms),
@@ -207,19 +193,17 @@ def open_sides(
     name: str, index: BenchIndex, options: OverheadOptions, run: ServicesRun
 ) -> Iterator[list[Side]]:
     """Yields the bare hops and the services, ready for a load. Blocks for a minute."""
-    contestant, folder = CONTESTANTS[name], run.folder / name
-    settings = {**run.settings, "CARPOOL_KAFKA_DELIVERY": contestant.delivery}
-    plan = LoadPlan(embedding_model=index.manifest.embedding_model)
+    (brokers, *_), folder = CONTESTANTS[name], run.folder / name
+    settings = {**run.settings, "CARPOOL_KAFKA_DELIVERY": "exactly_once"}
+    asked: QuestionArgs = {"embedding_model": index.manifest.embedding_model}
     with ExitStack() as opened:
         session = opened.enter_context(
-            open_session(
-                Path(), folder, settings, services=(), brokers=contestant.brokers, topics=WATCHED
-            )
+            open_session(Path(), folder, settings, services=(), brokers=brokers, topics=WATCHED)
         )
         bootstrap = session.stack.bootstrap
         shared = {"broker": [each.pid for each in session.brokers], LOAD: [os.getpid()]}
         hops = opened.enter_context(bare_hops(HOPS, bootstrap, settings, folder))
-        sides = [Side("bare hops", session, {"hops": hops} | shared, plan)]
+        sides = [Side("bare hops", session, {"hops": hops} | shared, asked)]
         for checkout, has_llm in product(dict.fromkeys((None, options.beside)), (False, True)):
             passages = [each for each in options.passages if bool(each) is has_llm]
             if not passages:
@@ -240,8 +224,7 @@ def open_sides(
             pids = {each: [one.pid] for each, one in session.stack.processes.items()}
             for top_k in passages:
                 side = whose + (f"{top_k} passages" if top_k else NO_LLM)
-                asked = msgspec.structs.replace(plan, top_k=top_k or None)
-                sides.append(Side(side, session, pids | shared, asked))
+                sides.append(Side(side, session, pids | shared, {**asked, "top_k": top_k or None}))
         yield sides
 
 
@@ -251,14 +234,12 @@ def bare_hops(
 ) -> Iterator[list[int]]:
     """Yields the process ids of hops from topic to topic, and ends them."""
     with ExitStack() as opened:
-        pids = []
-        for source, target in hops:
-            process = ServiceProcess(
+        started = [
+            ServiceProcess(
                 [sys.executable, "-m", "bench.services.bare_hop", source, target],
                 environ={**clean_environment(), **settings, "CARPOOL_KAFKA_BOOTSTRAP": bootstrap},
                 log_file=folder / f"bare-hop-{source}.log",
             )
-            process.start()
-            opened.callback(process.stop)
-            pids.append(process.pid)
-        yield pids
+            for source, target in hops
+        ]
+        yield [opened.enter_context(each).pid for each in started]

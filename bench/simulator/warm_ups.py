@@ -13,8 +13,8 @@ from statistics import median
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from carpool.arrays import Float32, Int64
 from generator.plan import warm_ups
 from generator.plan.warm_ups import common
 
@@ -67,11 +67,7 @@ class Found:
 
 
 def found_in(
-    clusters: Sequence[int],
-    vector: npt.NDArray[np.float32],
-    corpus: npt.NDArray[np.float32],
-    rows_of: Sequence[npt.NDArray[np.int64]],
-    count: int,
+    clusters: Sequence[int], vector: Float32, corpus: Float32, rows_of: Sequence[Int64], count: int
 ) -> tuple[Found, ...]:
     """Returns the best `count` rows after each of `clusters`, which are read in this order."""
     total = sum(len(rows_of[number]) for number in clusters)

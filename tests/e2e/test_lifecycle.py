@@ -101,7 +101,8 @@ def test_services_that_are_stopped_and_killed_at_work_lose_nothing(
         time.sleep(1.0)
         assert stack["generator"].is_running, "it waits for the running answers"
         os.kill(pid, signal.SIGTERM)
-        assert stack["generator"].wait(WAIT_S) == 128 + signal.SIGTERM
+        wait_until(lambda: not stack["generator"].is_running, "the generator ends")
+        assert stack["generator"].stop() == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from bench.reliability.fault_proxy import END_TXN, FaultProxy, HeldRequest
+from bench.reliability.fault_proxy import END_TXN, Caught, FaultProxy
 from carpool.kafka.clients import Position
 from carpool.kafka.settings import KafkaSettings
 from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist, poll_until, share
@@ -31,7 +31,7 @@ def broker(fault_proxy: FaultProxy) -> Reached:
     return Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings)
 
 
-def hold_end(proxy: FaultProxy, commit: threading.Thread) -> HeldRequest:
+def hold_end(proxy: FaultProxy, commit: threading.Thread) -> Caught:
     """Starts `commit`, keeps back its request, and cuts the connection, so it is sent again."""
     late = proxy.hold(END_TXN)
     commit.start()

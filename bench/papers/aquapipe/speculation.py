@@ -10,18 +10,15 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from bench.core.machine import data_file
 from bench.core.run import BenchRun
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data, read_vectors
-from bench.data.grown import cluster
+from bench.data.grown import collection_of
 from bench.papers.aquapipe.prefetching import AquaPipe, PrefixPolicy
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.options import SpeculationOptions
 from bench.papers.ragcache.speculative_pipelining import RagCache
 from bench.papers.ragcache.streams import passage_tokens
 from bench.simulator.warm_ups import Found, WarmUpFigures, WarmUpLoad, WarmUpSimulation, found_in
-from carpool.disk.centroids import probe
 from generator.plan import warm_ups
 from generator.plan.warm_ups import Auto, Likely, NoSpeculation, Passages, common
-from indexer.plan.defaults import default_nprobe
-from indexer.vectors import open_precomputed
 
 STATED = (
     "RAGCache: with speculative pipelining the first token comes up to 1.6 times sooner, and 1.5 "
@@ -52,7 +49,6 @@ def oracle_of(final: Mapping[str, Passages]) -> PrefixPolicy:
 
 
 def run(options: SpeculationOptions) -> bool:
-    """Runs the figure; returns whether every promise was kept. Raises `ConfigError`."""
     run = BenchRun("speculation", options)
     run.note(f"The papers: {STATED}")
     data = find_data(options.data)
@@ -66,10 +62,9 @@ def run(options: SpeculationOptions) -> bool:
         oracle = oracle_of({str(at): found[-1].passages for at, found in enumerate(searched)})
         for search_us, share_min in SAVED_MIN.items():
             policies = {name: make() for name, make in POLICIES.items()} | {"oracle": oracle}
+            load = WarmUpLoad(search_us=search_us)
             found = {
-                name: WarmUpSimulation(
-                    searched, tokens, each, WarmUpLoad(search_us=search_us)
-                ).run()
+                name: WarmUpSimulation(searched, tokens, each, load).run()
                 for name, each in policies.items()
             }
             title = f"nlist {nlist}, searches of {search_us / 1e6:g} s"
@@ -92,14 +87,8 @@ def searches(
     data: EvaluationData, *, nlist: int, seed: int, questions: int = QUESTIONS
 ) -> Iterator[tuple[Found, ...]]:
     """Yields what each of some questions has found. A search takes the time of its rows."""
-    path = data.vectors_path(CORPUS)
-    corpus = read_vectors(path)
     vectors = read_vectors(data.vectors_path(TRAFFIC))
     chosen = np.random.default_rng(seed).permutation(len(vectors))[:questions]
-    centroids, clusters = cluster(
-        open_precomputed(data.vectors_path(CORPUS)), nlist=nlist, seed=seed
-    )
-    rows_of = [np.flatnonzero(clusters == number) for number in range(nlist)]
-    for vector in vectors[chosen]:
-        probed = probe(centroids, vector[None], default_nprobe(len(corpus), nlist))[0]
-        yield found_in(probed.tolist(), vector, corpus, rows_of, PASSAGES)
+    collection = collection_of(data, nlist, None, seed)
+    for vector, probed in zip(vectors[chosen], collection.probed(vectors[chosen]), strict=True):
+        yield found_in(probed.tolist(), vector, collection.corpus, collection.rows_of, PASSAGES)

@@ -14,6 +14,7 @@ from bench.data.index import BenchIndex
 from bench.papers.cagr.published import PublishedSearch
 from bench.papers.options import CagrOptions
 from bench.simulator.search_plane import PlanSimulation
+from carpool.arrays import Int64
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex, open_index
@@ -25,7 +26,6 @@ from searcher.plan.cut import Slices
 from searcher.settings import SearcherSettings
 
 Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 STATED = (
     "Figure 4: CaGR-RAG stays over 60 % of hits, close to 100 % on hotpotqa; EdgeRAG drops to 0 % "
@@ -59,7 +59,6 @@ CagrRow = dict[str, float]
 
 
 def run(options: CagrOptions) -> bool:
-    """Counts, prints and reports; returns whether every promise was kept. Raises `ConfigError`."""
     begun = BenchRun("paper cagr", options)
     begun.note(f"The paper: {STATED}")
     data, index = find_data(options.data), open_index(options.index)
@@ -126,10 +125,7 @@ def batches(probes: Int32, rng: np.random.Generator) -> Iterator[Int32]:
 
 
 def our_bytes(index: OpenIndex, asked: Sequence[Int32], budget_bytes: int) -> int:
-    """Returns the bytes that the searcher's plan reads for batches.
-
-    A batch is a window, and the plan knows nothing of the next ones.
-    """
+    """Returns the bytes that the searcher's plan reads. A batch is a window without a next one."""
     settings = SearcherSettings(direct_io="auto", budget_bytes=budget_bytes)
     plane = open_exact_plane(index, settings, Metrics(), SystemClock())
     plane.close()

@@ -33,10 +33,7 @@ class EdgeRagCache:
         return sum(cluster in self.held for cluster in clusters)
 
     def read(self, clusters: Collection[int], spared: Collection[int] = ()) -> int:
-        """Reads those that are missing, all at once, and returns their bytes.
-
-        Others leave, but for `spared`.
-        """
+        """Reads what is missing; others leave, but for `spared`. Returns the bytes."""
         missing = [cluster for cluster in clusters if cluster not in self.held]
         for cluster in missing:
             if len(self.held) >= self._entries:

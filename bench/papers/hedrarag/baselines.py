@@ -1,4 +1,4 @@
-"""What Carpool is compared with, as a process that reads questions and writes a line per answer.
+"""What Carpool is compared with, as a process that reads questions and writes answers, on Kafka.
 
 `blocking` runs batches of questions, as scripts with LangChain do: each step of a batch waits for
 its slowest. `langgraph` runs each question alone, in a graph of LangGraph with its SQLite
@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias, TypedDict
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Producer
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from bench.core.kafka import kafka_settings
+from carpool.clock import SystemClock
+from carpool.kafka.client_config import producer_config
+from carpool.kafka.topic_reader import TopicReader
 from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 from carpool.workflow.load import load_programs
 from carpool.workflow.program import NextSteps, find
@@ -25,6 +31,9 @@ from carpool.workflow.resume import resume
 from carpool.workflow.steps import Generate, Retrieve
 from generator.prompts import fill_step, load_templates
 from generator.settings import GeneratorSettings
+from schemas.answer import Answer, StepDone
+from schemas.codec import decode_query, encode
+from schemas.topics import ANSWERS, QUERIES
 from schemas.workflow import StepResult
 from searcher.local import LocalSearcher
 from searcher.settings import SearcherSettings
@@ -35,40 +44,36 @@ STEPS_MAX = 50
 DURABILITY = "async"
 """LangGraph's default: a checkpoint is written while the next step runs."""
 TOP_K = SearcherSettings().top_k_default
-READY = "ready"
+POLL_S = 0.05
 
 Round: TypeAlias = tuple[StepResult, ...]
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A question, as a line of the input."""
+class Asked(NamedTuple):
+    """A question."""
 
     id: str
     question: str
     workflow: str
 
 
-class Ended(msgspec.Struct, frozen=True):
-    """An answer, as a line of the output. `texts`: that the model wrote for it."""
-
-    id: str
-    texts: int
-
-
 class State(TypedDict):
     """The state of a graph of LangGraph: what each checkpoint has."""
 
-    asked: bytes
+    asked: list[str]
     rounds: Annotated[list[bytes], operator.add]
     is_over: bool
 
 
 class Work:
-    """Questions that wait, the programs, the index, the templates and the server."""
+    """Questions that wait, the programs, the index, the templates, the server and the broker."""
 
-    def __init__(self, index: str, url: str) -> None:
-        """Blocks until the model that embeds is loaded."""
+    def __init__(self) -> None:
+        """Blocks until the model that embeds is loaded. The settings are those of a service."""
+        index, url = os.environ["CARPOOL_INDEX_DIR"], os.environ["CARPOOL_LLM_BASE_URL"]
         self.questions: asyncio.Queue[Asked] = asyncio.Queue()
+        self._kafka = kafka_settings(os.environ)
+        self._producer = Producer(producer_config(self._kafka))
         self._programs, self._settings = load_programs(), GeneratorSettings()
         self._templates = load_templates(self._settings)
         self._searcher = LocalSearcher(index)
@@ -81,6 +86,39 @@ class Work:
         program = find(self._programs, asked.workflow)
         assert program is not None, asked.workflow
         return resume(program, asked.question, rounds)
+
+    def read(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Reads all questions from the first one on, for ever."""
+        with TopicReader(self._kafka, SystemClock(), name="baseline") as reader:
+            reader.add(dict.fromkeys(reader.partitions(QUERIES.name), OFFSET_BEGINNING))
+            while True:
+                for record in reader.poll(1_000, POLL_S).messages:
+                    query = decode_query(record.value, record.headers, record.source)
+                    asked = Asked(query.query_id, query.text or "", str(query.workflow))
+                    loop.call_soon_threadsafe(self.questions.put_nowait, asked)
+
+    def answer(self, asked: Asked, rounds: Sequence[Round]) -> None:
+        """Writes the answer, which the last round has."""
+        steps = [
+            StepDone(n=n, kind="generate" if one.hits is None else "retrieve", text=one.text)
+            for n, done in enumerate(rounds[:-1], 1)
+            for one in done
+        ]
+        answer = Answer(
+            query_id=asked.id,
+            status="ok",
+            is_final=True,
+            replayed=False,
+            attempts=1,
+            citations=(),
+            retrieved=(),
+            answer=rounds[-1][-1].text,
+            steps=tuple(steps),
+        )
+        value, headers = encode(answer, event_id=asked.id, source="baseline", time_us=0)
+        topic = self._kafka.broker_topic(ANSWERS.name)
+        self._producer.produce(topic, value, asked.id, headers=list(headers))
+        self._producer.poll(0)
 
     async def perform(
         self, *asked: tuple[Sequence[Retrieve | Generate], Sequence[Round]]
@@ -132,7 +170,7 @@ async def blocking(work: Work) -> None:
             for one, (asked, rounds) in zip(wanted, live, strict=True):
                 rounds.append(tuple(next(results) for _ in one.steps))
                 if one.answer is not None:
-                    ended(asked, rounds)
+                    work.answer(asked, rounds)
             live = [one for one, steps in zip(live, wanted, strict=True) if steps.answer is None]
 
 
@@ -142,16 +180,15 @@ async def langgraph(work: Work, checkpoints: str) -> None:
     from langgraph.graph import END, START, StateGraph  # type: ignore[import-not-found]
 
     async def step(state: State) -> dict[str, Any]:
-        asked = msgspec.json.decode(state["asked"], type=Asked)
         rounds = decoded(state["rounds"])
-        wanted = work.next_steps(asked, rounds)
+        wanted = work.next_steps(Asked(*state["asked"]), rounds)
         done = msgspec.json.encode(await work.perform((wanted.steps, rounds)))
         return {"rounds": [done], "is_over": wanted.answer is not None}
 
     async def run(id: str, given: State | None) -> None:
         config = {"configurable": {"thread_id": id}, "recursion_limit": STEPS_MAX}
         state = await graph.ainvoke(given, config, durability=DURABILITY)
-        ended(msgspec.json.decode(state["asked"], type=Asked), decoded(state["rounds"]))
+        work.answer(Asked(*state["asked"]), decoded(state["rounds"]))
 
     builder = StateGraph(State)
     builder.add_node("step", step)
@@ -160,13 +197,14 @@ async def langgraph(work: Work, checkpoints: str) -> None:
     async with AsyncSqliteSaver.from_conn_string(checkpoints) as saver, asyncio.TaskGroup() as all:
         graph = builder.compile(checkpointer=saver)
         await saver.setup()
-        for id in {one.config["configurable"]["thread_id"] async for one in saver.alist(None)}:
-            if (await graph.aget_state({"configurable": {"thread_id": id}})).next:
-                all.create_task(run(id, None))
+        begun = {one.config["configurable"]["thread_id"] async for one in saver.alist(None)}
         while True:
             asked = await work.questions.get()
-            new = State(asked=msgspec.json.encode(asked), rounds=[], is_over=False)
-            all.create_task(run(asked.id, new))
+            if asked.id not in begun:
+                new = State(asked=list(asked), rounds=[], is_over=False)
+                all.create_task(run(asked.id, new))
+            elif (await graph.aget_state({"configurable": {"thread_id": asked.id}})).next:
+                all.create_task(run(asked.id, None))
 
 
 def decoded(rounds: Sequence[bytes]) -> list[Round]:
@@ -174,26 +212,20 @@ def decoded(rounds: Sequence[bytes]) -> list[Round]:
     return [msgspec.json.decode(one, type=Round) for one in rounds]
 
 
-def ended(asked: Asked, rounds: Sequence[Round]) -> None:
-    """Writes the line of an answer."""
-    texts = sum(result.hits is None for one in rounds for result in one)
-    sys.stdout.buffer.write(msgspec.json.encode(Ended(asked.id, texts)) + b"\n")
-    sys.stdout.buffer.flush()
-
-
-async def main(index: str, url: str, checkpoints: str) -> None:
+async def main(checkpoints: str) -> None:
     """Runs LangGraph if there is a file for `checkpoints`, else batches, until it is killed."""
-    work, loop = Work(index, url), asyncio.get_running_loop()
-
-    def read() -> None:
-        for line in sys.stdin.buffer:
-            asked = msgspec.json.decode(line, type=Asked)
-            loop.call_soon_threadsafe(work.questions.put_nowait, asked)
-
-    threading.Thread(target=read, daemon=True).start()
-    ended(Asked(READY, "", ""), [])
+    work = Work()
+    reading = threading.Thread(target=work.read, args=[asyncio.get_running_loop()], daemon=True)
+    reading.start()
+    port = int(os.environ["CARPOOL_HTTP_PORT"])
+    await asyncio.start_server(say_ready, "127.0.0.1", port)
     await (langgraph(work, checkpoints) if checkpoints else blocking(work))
 
 
+def say_ready(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.0 200 OK\r\n\r\n")
+    writer.close()
+
+
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    asyncio.run(main(sys.argv[1]))

@@ -5,20 +5,25 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle, repeat
 from statistics import fmean, median
 from typing import Any
 
 import msgspec
 
+from bench.core.accounting import Accounting, answer_accounting
 from bench.core.cpu import COMPILERS, CpuMeter
 from bench.core.load import poisson
 from bench.core.run import figures
+from bench.core.session import SentLoad, Session
 from bench.core.spread import Spread, spread
 from bench.core.stack import ServiceProcess
-from bench.papers.hedrarag.baselines import Asked
-from bench.papers.hedrarag.contestants import BROKER, HOP, Contestant, wait_until
-from carpool.clock import SystemClock
+from bench.papers.hedrarag.contestants import kill_and_restart
+from producers.read_questions import Question
+from schemas.answer import Answer
 
+BROKER = "broker"
 FIVE = ("hyde", "multistep", "irg", "recomp", "corrective")
 MIXED, STEPS = "mixed", "steps"
 LOADS = {MIXED: FIVE, STEPS: ("one_shot", *FIVE)} | {name: (name,) for name in FIVE}
@@ -35,17 +40,14 @@ KILL_PER_S, KILL_QUESTIONS = 2.0, 40
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """One load; `rate_per_s` 0: offline. `latency_s`: from when a question was due to its answer.
 
-    By workflow: `p50_s`, and `steps`: the mean number of its rounds and its answer. CPU is without
-    `idle_ms`, what the processes take in as many idle seconds; `with_broker_ms` has the broker, and
-    the bare hop beside a baseline too.
+    `texts`: generated for the answers. By workflow: `p50_s`, and `steps`: the mean number of its
+    rounds and its answer. CPU is without `idle_ms`, what the processes take in as many idle
+    seconds; `with_broker_ms` has the broker too.
     """
 
     rate_per_s: float
-    questions: int
-    answered: int
-    answered_twice: int
+    accounting: Accounting
     texts: int
-    errors: tuple[str, ...]
     took_s: float
     latency_s: Spread | None
     p50_s: dict[str, float]
@@ -56,14 +58,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     idle_ms: float
 
     @property
-    def is_complete(self) -> bool:
-        """Whether each question has one answer."""
-        return self.answered == self.questions and not (self.answered_twice or self.errors)
-
-    @property
     def holds(self) -> bool:
         """Whether each question has an answer, and 99 of 100 within the SLO."""
-        return self.is_complete and self.latency_s is not None and self.latency_s.p99 <= SLO_S
+        return self.accounting.holds and self.latency_s is not None and self.latency_s.p99 <= SLO_S
 
 
 class Loads:
@@ -78,65 +75,59 @@ class Loads:
 
     def ask(
         self,
-        contestant: Contestant,
+        session: Session,
         name: str,
         rate_per_s: float,
         count: int,
-        halfway: Callable[[], None] = lambda: None,
+        halfway: Callable[[], None] | None = None,
     ) -> Load:
-        """Sends questions at times of a Poisson process, and waits for the answers. Blocks.
-
-        `halfway`: is called after half of the questions.
-        """
+        """Sends Poisson arrivals, and waits for the answers. `halfway`: is called after half."""
         questions = self._questions(name, rate_per_s, count)
-        times_us = poisson(rate_per_s, self._seed) if rate_per_s else iter([0] * count)
-        meter, due_us = CpuMeter(contestant.processes), {}
+        own = {name: [each.pid] for name, each in session.stack.processes.items()}
+        meter = CpuMeter({**own, BROKER: [each.pid for each in session.brokers]})
         meter.start()
-        began_us = SystemClock().now_us()
-        for at, (asked, at_us) in enumerate(zip(questions, times_us, strict=False)):
-            if at == count // 2:
+        began_s, sent = time.monotonic(), SentLoad()
+        for part in (questions[: count // 2], questions[count // 2 :]) if halfway else (questions,):
+            if sent and halfway:
                 halfway()
-            due_us[asked.id] = began_us + at_us
-            time.sleep(max(0, due_us[asked.id] - SystemClock().now_us()) / 1e6)
-            contestant.send(asked)
-        wait_until(lambda: due_us.keys() <= contestant.seen().keys(), DRAIN_S)
-        took_s = (SystemClock().now_us() - began_us) / 1e6
+            times_us = poisson(rate_per_s, self._seed) if rate_per_s else repeat(0)
+            sent |= session.send(part, times_us)
+        session.recorder.wait(sent.keys(), stalled_s=DRAIN_S)
+        took_s = time.monotonic() - began_s
         meter.stop()  # by its end, answers that come twice have come
-        cpu_ms = {name: 1e3 * used_s / count for name, used_s in meter.work_s.items()}
+        found = self._load(session, sent, meter, rate_per_s=rate_per_s, took_s=took_s)
+        self._note(f"{name}: {dict(figures(found))}")
+        return found
+
+    def _load(self, session: Session, sent: SentLoad, meter: CpuMeter, **given: float) -> Load:
+        answers = session.answers(sent)
+        first = {answer.query_id: answer for answer in reversed(answers)}
+        took_s = {key: ms / 1e3 for key, ms in session.answered_ms(sent).items()}
+        keys: dict[str, list[str]] = {}
+        for key in first:
+            keys.setdefault(key.partition(" ")[0], []).append(key)
+        cpu_ms = {name: 1e3 * used_s / len(sent) for name, used_s in meter.work_s.items()}
         del cpu_ms[COMPILERS]
-        every = {key: each for key, each in contestant.seen().items() if key in due_us}
-        seen = {key: each[0] for key, each in every.items()}
-        took = {key: (one.at_us - due_us[key]) / 1e6 for key, one in seen.items()}
-        ids: dict[str, list[str]] = {}
-        for asked in questions:
-            if asked.id in seen:
-                ids.setdefault(asked.workflow, []).append(asked.id)
-        load = Load(
-            rate_per_s=rate_per_s,
-            questions=len(questions),
-            answered=len(seen),
-            answered_twice=sum(len(each) - 1 for each in every.values()),
-            texts=sum(each.texts for each in seen.values()),
-            errors=tuple(each.error for each in seen.values() if each.error),
-            took_s=took_s,
-            latency_s=spread(took.values()),
-            p50_s={each: median(took[key] for key in keys) for each, keys in ids.items()},
-            steps={each: fmean(seen[key].steps for key in keys) for each, keys in ids.items()},
-            cpu_ms_a_question=sum(cpu_ms[name] for name in cpu_ms if name not in (BROKER, HOP)),
+        return Load(
+            accounting=answer_accounting(sent, answers),
+            texts=sum(map(texts_of, first.values())),
+            latency_s=spread(took_s.values()),
+            p50_s={name: median(took_s[key] for key in own) for name, own in keys.items()},
+            steps={name: fmean(steps_of(first[key]) for key in own) for name, own in keys.items()},
+            cpu_ms_a_question=sum(cpu_ms.values()) - cpu_ms[BROKER],
             with_broker_ms=sum(cpu_ms.values()),
             cpu_ms=cpu_ms,
-            idle_ms=1e3 * sum(meter.idle_s[name] for name in cpu_ms) / count,
+            idle_ms=1e3 * sum(meter.idle_s[name] for name in cpu_ms) / len(sent),
+            **given,
         )
-        self._note(f"{name}: {dict(figures(load))}")
-        return load
 
-    def curve(self, contestant: Contestant, name: str) -> dict[str, Any]:
+    def curve(self, session: Session, name: str) -> dict[str, Any]:
         """Asks offline, then at rates from 0.4 of that up to the first over the SLO. Blocks."""
-        loads = [self.ask(contestant, name, 0.0, OFFLINE)]
+        loads = [self.ask(session, name, 0.0, OFFLINE)]
         offline_per_s = OFFLINE / loads[0].took_s
         for rate_per_s in (rate for rate in RATES if rate > 0.4 * offline_per_s):
             count = max(QUESTIONS_MIN, round(rate_per_s * self._seconds))
-            loads.append(self.ask(contestant, name, rate_per_s, count))
+            loads.append(self.ask(session, name, rate_per_s, count))
             if not loads[-1].holds:
                 break
         best = max(
@@ -148,29 +139,38 @@ class Loads:
             "loads": tuple(loads),
         }
 
-    def kill(self, contestant: Contestant, llm: ServiceProcess) -> dict[str, float]:
+    def kill(self, session: Session, llm: ServiceProcess) -> dict[str, float]:
         """Kills the contestant in the middle of a mixed load, and starts it again. Blocks.
 
         `paid_twice`: calls beyond one for each text that an answer needed.
         """
-        before, restart = _calls(llm), contestant.kill_and_restart
-        load = self.ask(contestant, MIXED, KILL_PER_S, KILL_QUESTIONS, halfway=restart)
+        before, restart = _calls(llm), partial(kill_and_restart, session)
+        load = self.ask(session, MIXED, KILL_PER_S, KILL_QUESTIONS, halfway=restart)
         return {
-            "questions": load.questions,
-            "lost": load.questions - load.answered,
-            "answered_twice": load.answered_twice,
+            "questions": load.accounting.published,
+            "lost": load.accounting.missing,
+            "answered_twice": load.accounting.duplicates,
             "texts": load.texts,
             "paid_twice": _calls(llm) - before - load.texts,
         }
 
-    def _questions(self, load: str, rate_per_s: float, count: int) -> list[Asked]:
+    def _questions(self, load: str, rate_per_s: float, count: int) -> list[Question]:
         self._run += 1
-        workflows = LOADS[load]
         drawn = random.Random(f"{self._seed} {load} {rate_per_s}").sample(self._texts, count)
         return [
-            Asked(f"{self._run}-{at}", text, workflows[at % len(workflows)])
-            for at, text in enumerate(drawn)
+            Question(id=f"{workflow} {self._run} {at}", text=text, workflow=workflow)
+            for at, (text, workflow) in enumerate(zip(drawn, cycle(LOADS[load]), strict=False))
         ]
+
+
+def texts_of(answer: Answer) -> int:
+    """Returns how many texts were generated for an answer, with its own."""
+    return 1 + sum(step.kind == "generate" for step in answer.steps)
+
+
+def steps_of(answer: Answer) -> int:
+    """Returns the rounds of an answer, with its own."""
+    return 1 + max((step.n for step in answer.steps), default=1)
 
 
 class _Calls(msgspec.Struct):

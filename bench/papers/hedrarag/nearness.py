@@ -14,38 +14,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.machine import data_file
 from bench.core.options import WORK
 from bench.core.run import BenchRun
-from bench.data.evaluation import (
-    CORPUS,
-    TRAFFIC,
-    EvaluationData,
-    find_data,
-    read_passages,
-    read_vectors,
-)
-from bench.data.grown import cluster
+from bench.data import evaluation
+from bench.data.grown import Collection, collection_of
 from bench.papers.hedrarag.speculative_retrieval import PLANES, Root, alone, busy
 from bench.papers.hedrarag.texts import Steps, open_model, run_program
 from bench.papers.options import NearnessOptions
 from bench.simulator.warm_ups import found_in
-from carpool.disk.centroids import probe
+from carpool.arrays import Float32, Int64
 from carpool.embedding.loader import load_embedder
 from carpool.embedding.settings import EmbeddingSettings
 from carpool.vllm import VllmSettings
 from carpool.workflow.programs.hyde import hyde
 from carpool.workflow.programs.irg import irg
 from carpool.workflow.steps import Found
-from indexer.vectors import open_precomputed
 from schemas.hit import Hit
 from schemas.record import ClusterId
 
-Float32 = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 Encode = Callable[[Sequence[str]], Float32]
 
 TEXTS = WORK / "workflow-texts.json"
@@ -63,29 +52,8 @@ KNOWN, HALF = "question or last search", "50% of the text"
 BY_HISTORY = "H and C', C and C', the rest"
 
 
-class Collection(NamedTuple):
-    """Passages in clusters. `rows_of`: of each cluster."""
-
-    corpus: Float32
-    centroids: Float32
-    clusters: Ints
-    rows_of: list[Ints]
-    nprobe: int
-
-    def best(self, vectors: Float32, count: int) -> Ints:
-        """Returns the exact best rows of each vector among all rows."""
-        return np.argsort(-(vectors @ self.corpus.T), axis=1, kind="stable")[:, :count]
-
-    def probed(self, vectors: Float32) -> Ints:
-        """Returns the clusters that are probed for each vector, nearest first."""
-        return probe(self.centroids, vectors, self.nprobe).astype(np.int64)
-
-
 class Texts(NamedTuple):
-    """Searches that follow a text, and what is embedded instead by name: (searches, dim) each.
-
-    `rounds`: how many of them are of one workflow.
-    """
+    """Searches that follow a text, `rounds` a workflow, and what is embedded instead by name."""
 
     whole: Float32
     instead: Mapping[str, Float32]
@@ -93,9 +61,8 @@ class Texts(NamedTuple):
 
 
 def run(options: NearnessOptions) -> bool:
-    """Measures, prints and reports. Raises `ConfigError`."""
     begun = BenchRun("paper hedrarag-nearness", options)
-    data, encode = find_data(options.data), load_embedder(EmbeddingSettings()).encode
+    data, encode = evaluation.find_data(options.data), load_embedder(EmbeddingSettings()).encode
     if not TEXTS.is_file():
         TEXTS.parent.mkdir(parents=True, exist_ok=True)
         TEXTS.write_bytes(msgspec.json.encode(written(data, encode, options.seed)))
@@ -104,7 +71,7 @@ def run(options: NearnessOptions) -> bool:
         program.name: texts_of([one for one in steps if one.program == program.name], encode)
         for program in QUESTIONS
     }
-    others = read_vectors(data.vectors_path(TRAFFIC))
+    others = evaluation.read_vectors(data.vectors_path(evaluation.TRAFFIC))
     others = others[np.random.default_rng(options.seed).permutation(len(others))]
     tables: dict[str, dict[str, Any]] = {}
     for nlist, nprobe in NPROBE.items():
@@ -120,23 +87,23 @@ def run(options: NearnessOptions) -> bool:
                 tables[title] = advised(collection, each, others, share)
         last, whole = texts[irg.name].instead[KNOWN], texts[irg.name].whole
         tables[f"irg, nlist {nlist}: history"] = {"share": history(collection, last, whole)}
-    files = (data_file(data.vectors_path(CORPUS)), data_file(TEXTS))
+    files = (data_file(data.vectors_path(evaluation.CORPUS)), data_file(TEXTS))
     return begun.finish(tables, promises={}, results=tables, data=files)
 
 
-def written(data: EvaluationData, encode: Encode, seed: int) -> list[Steps]:
+def written(data: evaluation.EvaluationData, encode: Encode, seed: int) -> list[Steps]:
     """Returns what the model writes for questions of HotpotQA; every search is exact."""
-    corpus = read_vectors(data.vectors_path(CORPUS))
+    corpus = evaluation.read_vectors(data.vectors_path(evaluation.CORPUS))
     hits = [
         Hit(doc_id=one.doc_id, title=one.title, text=one.text, score=0, cluster=ClusterId(0))
-        for one in read_passages(data.corpus_path)
+        for one in evaluation.read_passages(data.corpus_path)
     ]
 
     def search(text: str) -> Found:
         best = np.argsort(-(corpus @ encode([text])[0]))[:TOP_K]
         return Found([hits[row] for row in best.tolist()])
 
-    asked = [question.text or "" for question in data.questions(TRAFFIC)]
+    asked = [question.text or "" for question in data.questions(evaluation.TRAFFIC)]
     order = np.random.default_rng(seed).permutation(len(asked))
     write = open_model(Path(VllmSettings().model_dir))
     return [
@@ -162,14 +129,6 @@ def texts_of(steps: Sequence[Steps], encode: Encode) -> Texts:
     return Texts(encode(whole), vectors, len(steps[0].written))
 
 
-def collection_of(data: EvaluationData, nlist: int, nprobe: int, seed: int) -> Collection:
-    """Returns the passages in `nlist` clusters."""
-    path = data.vectors_path(CORPUS)
-    centroids, clusters = cluster(open_precomputed(path), nlist=nlist, seed=seed)
-    rows_of = [np.flatnonzero(clusters == number) for number in range(nlist)]
-    return Collection(read_vectors(path), centroids, clusters.astype(np.int64), rows_of, nprobe)
-
-
 def nearness(collection: Collection, guess: Float32, whole: Float32) -> dict[str, float]:
     """Returns how near `guess` is to `whole`, (searches, dim) both: means over searches."""
     best, nearest = collection.best(whole, TOP_K), collection.probed(whole)
@@ -182,7 +141,7 @@ def nearness(collection: Collection, guess: Float32, whole: Float32) -> dict[str
     return found
 
 
-def share_in(each: Iterable[Ints], among: Iterable[Ints]) -> float:
+def share_in(each: Iterable[Int64], among: Iterable[Int64]) -> float:
     """Returns the mean share of a row of `each` that is in the same row of `among`."""
     shares = [np.isin(one, others).mean() for one, others in zip(each, among, strict=True)]
     return float(np.mean(shares))
@@ -210,7 +169,7 @@ def history(collection: Collection, last: Float32, following: Float32) -> dict[s
     return row
 
 
-def final_at(collection: Collection, order: Ints, vector: Float32) -> float:
+def final_at(collection: Collection, order: Int64, vector: Float32) -> float:
     """Returns after which share of the bytes the best passages of a search are final."""
     found = found_in(order.tolist(), vector, collection.corpus, collection.rows_of, PASSAGES)
     wrong = [number for number, one in enumerate(found) if one.passages != found[-1].passages]

@@ -68,7 +68,6 @@ class PagedReads:
         self._queries = self.bytes_read = self.bytes_waited_for = 0
 
     def window(self, searches: Sequence[Clusters], horizon: Mapping[int, int]) -> None:
-        """See `ExactReads`."""
         before = self.bytes_read
         self._planner.expect({ClusterId(one): windows for one, windows in horizon.items()})
         for one in searches:
@@ -81,7 +80,6 @@ class PagedReads:
         self.bytes_waited_for += self.bytes_read - before
 
     def announce(self, clusters: Clusters) -> None:
-        """See `ExactReads`."""
         before = self.bytes_waited_for
         ends = accumulate(self._sizes[one] for one in clusters)
         fitting = [one for one, end in zip(clusters, ends, strict=True) if end <= self._ahead_bytes]

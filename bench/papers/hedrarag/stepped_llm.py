@@ -63,11 +63,9 @@ class SteppedLlm(LlmServer):
         return " ".join([*drawn.choices(words, k=count - 1), "[1]."])
 
     def load(self) -> tuple[int, int]:
-        """See `LlmServer`."""
         return len(self._running), len(self._waiting)
 
     async def pace(self, prompt_tokens: int) -> AsyncGenerator[None, None]:
-        """See `LlmServer`."""
         while not self._speed:
             yield
         one = _Sequence(left=max(1, round(prompt_tokens / IDS_A_TOKEN)))

@@ -48,10 +48,7 @@ def run_program(program: Program, question: str, search: Search, write: Write) -
 
 
 def open_model(folder: Path) -> Write:
-    """Returns a model that writes greedily, by transformers on the CPU. Blocks.
-
-    Raises `ConfigError` where the folder has none.
-    """
+    """Returns a model that writes greedily, by transformers on the CPU."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from bench.core.kafka import kafka_version
-from bench.core.stack import ServiceProcess, clean_environment, llm_server
+from bench.core.session import Session
+from bench.core.stack import ServiceProcess, clean_environment, llm_url
 from bench.data.evaluation import QUESTIONS
-from bench.papers.hedrarag.contestants import (
-    LANGGRAPH,
-    NAMES,
-    Contestant,
-    open_contestant,
-    python_of,
-)
+from bench.papers.hedrarag.contestants import LANGGRAPH, NAMES, open_contestant, python_of
 from bench.papers.hedrarag.loads import FIVE, MIXED, STEPS, Loads
 from bench.papers.options import HedraRagOptions
 from bench.services.corpus import CorpusRun
 from carpool.errors import ConfigError
+from carpool.kafka.embedded import free_port
 
 KILLED = ("langgraph", "carpool")
 """The contestants whose workflows survive a kill."""
@@ -39,34 +35,36 @@ class HedraRagRun(CorpusRun):
         super().__init__("hedrarag", options)
         self.note(f"baselines: {', '.join(LANGGRAPH)} in {options.langgraph}")
         self.files = [self.data.file(f"{name}.jsonl.gz") for name in QUESTIONS]
-        texts = [one.text for name in QUESTIONS for one in self.questions(name) if one.text]
+        texts = [one.text for name in QUESTIONS for one in self.data.questions(name) if one.text]
         self.loads = Loads(texts, options.seed, options.seconds, self.note)
 
     @contextmanager
-    def opened(self, name: str, speed: float) -> Iterator[tuple[Contestant, ServiceProcess]]:
+    def opened(self, name: str, speed: float) -> Iterator[tuple[Session, ServiceProcess]]:
         """Yields a contestant that is warm, and its LLM server. `speed` 0: answers at once."""
-
-        def command(port: int) -> Sequence[str]:
-            return [sys.executable, "-m", LLM_MODULE, str(port), str(speed)]
-
+        port = free_port()
         with (
-            llm_server(command, clean_environment(), self.folder / "llm.log") as llm,
+            ServiceProcess(
+                [sys.executable, "-m", LLM_MODULE, str(port), str(speed)],
+                environ=clean_environment(),
+                log_file=self.folder / "llm.log",
+                port=port,
+            ) as llm,
             open_contestant(
                 name,
                 index=self.index.dir,
-                url=llm.llm_url,
+                url=llm_url(port),
                 work=self.folder / name,
                 settings=self.settings,
                 python=self._python,
-            ) as contestant,
+            ) as session,
         ):
-            self.loads.ask(contestant, MIXED, WARM_UP_PER_S, WARM_UP)
-            yield contestant, llm
+            self.loads.ask(session, MIXED, WARM_UP_PER_S, WARM_UP)
+            yield session, llm
 
     def steps(self) -> dict[str, dict[str, float]]:
         """Returns what each workflow takes with an LLM that answers at once, and a step of it."""
-        with self.opened("carpool", 0.0) as (contestant, _):
-            load = self.loads.ask(contestant, STEPS, STEPS_PER_S, STEPS_QUESTIONS)
+        with self.opened("carpool", 0.0) as (session, _):
+            load = self.loads.ask(session, STEPS, STEPS_PER_S, STEPS_QUESTIONS)
         return {
             name: {
                 "steps": load.steps[name],
@@ -78,7 +76,6 @@ class HedraRagRun(CorpusRun):
 
 
 def run(options: HedraRagOptions) -> bool:
-    """Runs the loads; returns whether every promise was kept. Raises `CarpoolError`. Blocks."""
     if unknown := {*options.workflow} - {MIXED, *FIVE}:
         raise ConfigError(f"there is no {unknown}; there are {', '.join((MIXED, *FIVE))}")
     run, is_mixed = HedraRagRun(options), MIXED in options.workflow
@@ -86,11 +83,11 @@ def run(options: HedraRagOptions) -> bool:
     kills: dict[str, dict[str, float]] = {}
     for name in NAMES:
         run.note(name)
-        with run.opened(name, options.speed) as (contestant, llm):
+        with run.opened(name, options.speed) as (session, llm):
             for load in options.workflow:
-                curves[f"{load}, {name}"] = run.loads.curve(contestant, load)
+                curves[f"{load}, {name}"] = run.loads.curve(session, load)
             if is_mixed and name in KILLED:
-                kills[name] = run.loads.kill(contestant, llm)
+                kills[name] = run.loads.kill(session, llm)
     steps = run.steps() if is_mixed else {}
 
     return run.finish(
@@ -107,12 +104,12 @@ def promises(
     curves: Mapping[str, Mapping[str, Any]], kills: Mapping[str, Mapping[str, float]]
 ) -> dict[str, bool]:
     """Returns each promise, of Carpool alone, and whether it was kept."""
-    return {
-        f"{name}: each question has one answer": all(one.is_complete for one in curve["loads"])
+    kept = {
+        f"{name}: each question has one answer": all(one.accounting.holds for one in curve["loads"])
         for name, curve in curves.items()
         if name.endswith(", carpool")
-    } | {
-        f"{name}, killed: each question has one answer": kill["lost"] == kill["answered_twice"] == 0
-        for name, kill in kills.items()
-        if name == "carpool"
     }
+    if (kill := kills.get("carpool")) is not None:
+        is_kept = kill["lost"] == kill["answered_twice"] == 0
+        kept["carpool, killed: each question has one answer"] = is_kept
+    return kept

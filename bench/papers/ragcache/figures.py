@@ -37,10 +37,7 @@ HOSTS = {f"with {factor} times the GPU's memory on the host": factor for factor 
 
 
 def run(options: RagCacheOptions) -> bool:
-    """Runs the figures; returns whether every promise was kept. Takes minutes.
-
-    Raises `ConfigError`.
-    """
+    """Runs the figures. Takes minutes."""
     run = BenchRun("ragcache", options)
     run.note(f"The paper: {STATED}")
     data = find_data(options.data)

@@ -37,7 +37,6 @@ class Arrival(CachedPrefixes):
     """Chooses the prompt that came first."""
 
     def choose(self, ids: Sequence[int]) -> int:
-        """Returns the first."""
         return ids[0]
 
 
@@ -75,11 +74,9 @@ class FarthestNextUse:
                 self._place[name] = place
 
     def get(self, key: bytes) -> Any:
-        """Returns a chunk, or None."""
         return self._chunks.get(key)
 
     def insert(self, key: bytes, chunk: Any) -> None:
-        """Adds a chunk."""
         self._chunks[key] = chunk
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, Any]] | None:

@@ -6,24 +6,21 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.core.run import BenchRun
 from bench.data.evaluation import distinct_order, read_vectors
 from bench.data.index import BenchIndex
 from bench.papers.options import VectorLiteOptions
 from bench.papers.vectorlite.printed import batch_time_eq5, clusters_as_printed
+from carpool.arrays import Float32, Int64
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
-from carpool.disk.index import OpenCodes, OpenIndex, open_index
+from carpool.disk.index import OpenIndex, open_index
 from carpool.errors import ConfigError
 from searcher.measure_times import BatchScans, TimeRounds
 from searcher.plan.hot_set import BATCH_MAX, choose_hot_set, nested_hot_sets
 from searcher.plan.search_times import SearchTimes, fit_search_times
 from searcher.settings import SearcherSettings
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The sizes of batches that are tried for a target."""
@@ -73,10 +70,7 @@ class HeldOut:
         return False
 
     def fewest(self, times: SearchTimes, *, target_us: float, queries_per_s: float) -> int:
-        """Returns the fewest of the hottest clusters that meet the targets; all where none do.
-
-        Bisects: more clusters take less time.
-        """
+        """Returns the fewest of the hottest clusters that meet the targets; all where none do."""
         target = {"target_us": target_us, "queries_per_s": queries_per_s}
         return bisect_left(
             range(self._nlist), True, key=lambda clusters: self.meets(times, clusters, **target)
@@ -98,11 +92,7 @@ class Split:
 
 
 def run(options: VectorLiteOptions) -> bool:
-    """Measures, prints and reports; returns whether every promise was kept. Blocks.
-
-    Raises `ConfigError` for an index without codes or too few questions, `RetryableError` where
-    the times do not fit a line.
-    """
+    """Raises `ConfigError` for an index without codes or with too few questions."""
     run = BenchRun("vectorlite", options)
     index = open_index(options.index)
     index.close()  # no documents are read
@@ -115,7 +105,11 @@ def run(options: VectorLiteOptions) -> bool:
         )
     seeds = range(options.seed, options.seed + SPLITS)
     splits = [Split(index, vectors, options.nprobe, seed) for seed in seeds]
-    times = _measured(index, codes, splits[0], options.rounds)
+    scans = BatchScans(index, codes, SearcherSettings(), SystemClock())
+    timed = TimeRounds(scans, splits[0].vectors, splits[0].probes)
+    for _ in range(options.rounds):
+        timed.scan()
+    times = fit_search_times(timed.samples(), scans.threads)
     rows = {
         f"{number}: {target_us / 1e3:.2f} ms, {queries_per_s:,.0f} a second": bytes_row(
             splits, times, target_us=target_us, queries_per_s=queries_per_s
@@ -136,15 +130,6 @@ def run(options: VectorLiteOptions) -> bool:
         results={"questions": len(vectors), "times": times, "bytes": rows},
         index=BenchIndex(dir=index.dir, manifest=index.manifest).facts,
     )
-
-
-def _measured(index: OpenIndex, codes: OpenCodes, split: Split, rounds: int) -> SearchTimes:
-    """Measures the times that the model starts from."""
-    scans = BatchScans(index, codes, SearcherSettings(), SystemClock())
-    timed = TimeRounds(scans, split.vectors, split.probes)
-    for _ in range(rounds):
-        timed.scan()
-    return fit_search_times(timed.samples(), scans.threads)
 
 
 def targets_of(times: SearchTimes) -> list[tuple[float, float]]:

@@ -15,6 +15,7 @@ import msgspec
 from bench.reliability.chaos.answers import AnswerAudit, PublishedQuestion
 from bench.reliability.chaos.questions import ChaosQuestion
 from carpool.kafka.records import Message, TopicPartition
+from schemas import topics
 from schemas.answer import Answer
 from schemas.codec import decode, decode_retrieval
 from schemas.group import Group
@@ -29,29 +30,22 @@ from schemas.hit import Hit
 from schemas.query import Query, finished_steps
 from schemas.record import Headers, Source, header
 from schemas.retrieval import Retrieval
-from schemas.topics import (
-    ANSWERS,
-    BATCH,
-    DEAD_LETTER_SUFFIX,
-    GROUPS,
-    QUERIES,
-    QUERY_TOPICS,
-    RETRIEVALS,
-    RETRY_TOPICS,
-    read_with,
-)
 
-WAY = (QUERIES.name, GROUPS.name, RETRIEVALS.name, ANSWERS.name)
+WAY = (topics.QUERIES.name, topics.GROUPS.name, topics.RETRIEVALS.name, topics.ANSWERS.name)
 """The topics of a question's way, in order."""
 INPUTS = {
-    service: tuple(each.name for each in read_with(topic))
-    for service, topic in (("grouper", QUERIES), ("searcher", GROUPS), ("generator", RETRIEVALS))
+    service: tuple(each.name for each in topics.read_with(topic))
+    for service, topic in (
+        ("grouper", topics.QUERIES),
+        ("searcher", topics.GROUPS),
+        ("generator", topics.RETRIEVALS),
+    )
 }
 """The topics that each service reads."""
-LETTERS = tuple(name + DEAD_LETTER_SUFFIX for name in QUERY_TOPICS)
-READ = (*(name for names in INPUTS.values() for name in names), ANSWERS.name, *LETTERS)
+LETTERS = tuple(name + topics.DEAD_LETTER_SUFFIX for name in topics.QUERY_TOPICS)
+READ = (*(name for names in INPUTS.values() for name in names), topics.ANSWERS.name, *LETTERS)
 """The topics that are read."""
-INTERACTIVE = {batch.name: name for name, batch in BATCH.items()}
+INTERACTIVE = {batch.name: name for name, batch in topics.BATCH.items()}
 EXAMPLES_MAX = 20
 ANSWER_CHARS_MAX = 3_000
 """Of an answer with its steps that a violation shows."""
@@ -132,9 +126,9 @@ class TopicAudit:
         topic = INTERACTIVE.get(at.topic, at.topic)
         if at.topic in LETTERS:
             self._letters += 1
-        elif at.topic in RETRY_TOPICS:
+        elif at.topic in topics.RETRY_TOPICS:
             self._retry(record, partition)
-        elif topic == QUERIES.name:
+        elif topic == topics.QUERIES.name:
             query_id = (record.key or b"").decode(errors="replace")
             self._published[at.place] = PublishedQuestion(query_id, at.timestamp_ms, record.headers)
             self._asked[query_id] += header(record.headers, REPLAYED_FROM_HEADER) is None
@@ -142,9 +136,9 @@ class TopicAudit:
                 at.place, (*record.headers, (KEY_HEADER, record.key)), partition, at.offset
             )
             self._note(topic, at, place)
-        elif topic == GROUPS.name:
+        elif topic == topics.GROUPS.name:
             self._group(decode(Group, value, record.headers), place, partition, at.offset)
-        elif topic == RETRIEVALS.name:
+        elif topic == topics.RETRIEVALS.name:
             found = decode_retrieval(value, record.headers)
             self._note_headers(place_of(found.source), record.headers, partition, at.offset)
             self._retrieval(found, place)
@@ -179,14 +173,14 @@ class TopicAudit:
             self._note_headers(grouped.source.place, grouped.headers, at, offset)
             steps = self._steps(grouped.source.place, grouped.query)
             where = f"{place}, part {part} by {group.grouper}"
-            self._note(GROUPS.name, grouped.source, where, steps)
+            self._note(topics.GROUPS.name, grouped.source, where, steps)
 
     def _retrieval(self, retrieval: Retrieval | Answer, place: str) -> None:
         if isinstance(retrieval, Answer):
-            self._note(RETRIEVALS.name, retrieval.source, place, len(retrieval.steps))
+            self._note(topics.RETRIEVALS.name, retrieval.source, place, len(retrieval.steps))
         elif retrieval.is_final:
             steps = self._steps(retrieval.source.place, retrieval.query)
-            self._note(RETRIEVALS.name, retrieval.source, place, steps)
+            self._note(topics.RETRIEVALS.name, retrieval.source, place, steps)
 
     def _note(self, topic: str, source: Source | None, place: str, steps: int = 0) -> None:
         record = place_of(source)
@@ -205,10 +199,7 @@ class TopicAudit:
         return found[0]
 
     def behind(self, committed: Mapping[TopicPartition, int]) -> dict[str, int]:
-        """Returns the partitions of inputs with records at or after their committed offset.
-
-        With the number of offsets.
-        """
+        """Returns by how many offsets partitions of inputs are committed before their end."""
         names = {name for names in INPUTS.values() for name in names}
         gaps = {
             f"{at.topic}/{at.partition}": end - committed.get(at, 0)
@@ -228,17 +219,15 @@ class TopicAudit:
 
         `acknowledged`: the id of each question that the brokers acknowledged, with repetitions.
         `removed`: input records that may be lost, because the run removed records of them.
-        `deleted_ms`: when the offsets of the generator were deleted, epoch milliseconds: it reads
+        `deleted_ms`: when the offsets of the generator were deleted, epoch milliseconds. It read
         all records of workflows that were open again. `committed`: offsets; None: all is read. A
         question without an answer is not finished where a record of it is not committed, else lost.
         """
         again = self._open_at(deleted_ms)
-        wanted = Counter(acknowledged)
-        letters = [each.letter for each in self._published.values() if each.letter is not None]
         answers = [answer for answer, _ in self._answers.values()]
         ok = [each for each in answers if each.status == "ok"]
         own = {each.query_id for each in ok if not each.replayed}
-        unanswered = self._published.keys() - self._seen[ANSWERS.name].keys()
+        unanswered = self._published.keys() - self._seen[topics.ANSWERS.name].keys()
         lost = unanswered - set(removed)
         waiting = {record for record in lost if self._waits(record, committed or self.ends)}
         wrong = {
@@ -247,24 +236,11 @@ class TopicAudit:
             OTHER_HEADERS: sorted(place for place, own in self._headers.items() if len(own) > 1),
             **self._judge.wrong(self._answers, self._published, self._versions),
         }
-        more = {
-            "unpublished": (wanted - self._asked).total(),
-            "published twice": (self._asked - wanted).total(),
-            "twice: retries": sum(
-                count - 1 for key, count in self._retries.items() if key[0] not in again
-            ),
-            "twice: replays": len(letters) - len(set(letters)),
-        }
-        waits_ms = (
-            written_ms - answer.source.timestamp_ms
-            for answer, written_ms in self._answers.values()
-            if answer.source
-        )
         return AuditResult(
             published=len(self._published),
             statuses=dict(sorted(Counter(each.status for each in answers).items())),
             letters=self._letters,
-            replays=len(letters),
+            replays=len(self._replayed()),
             removed=len(unanswered & set(removed)),
             generated=sum(not each.replayed for each in ok),
             reused=len({each.query_id for each in ok} - own),
@@ -272,20 +248,41 @@ class TopicAudit:
             steps=sum(steps for steps, _ in self._texts.values()),
             texts=sum(texts for _, texts in self._texts.values()),
             read_again=len(again),
-            unfinished=sum((1 + self._texts.get(record, (0, 0))[1]) ** 2 for record in again)
-            + sum(
-                SIDE_BY_SIDE_MAX if self._is_workflow(each) else 1
-                for each in answers
-                if each.status in ("cancelled", "expired")
-            ),
-            slowest_s=max(waits_ms, default=0) / 1_000,
-            wrong={what: len(records) for what, records in wrong.items()} | more,
+            unfinished=self._unfinished(again, answers),
+            slowest_s=max(map(self._wait_ms, self._answers.values()), default=0) / 1_000,
+            wrong={what: len(records) for what, records in wrong.items()}
+            | self._repeated(Counter(acknowledged), again),
             violations=tuple(
                 self._violation(what, record)
                 for what, records in wrong.items()
                 for record in records[:EXAMPLES_MAX]
             ),
         )
+
+    def _replayed(self) -> list[bytes]:
+        return [each.letter for each in self._published.values() if each.letter is not None]
+
+    def _repeated(self, wanted: Counter[str], again: Collection[str]) -> dict[str, int]:
+        """Returns how many questions, retries and replays are missing, or there too often."""
+        retries = (count - 1 for key, count in self._retries.items() if key[0] not in again)
+        letters = self._replayed()
+        return {
+            "unpublished": (wanted - self._asked).total(),
+            "published twice": (self._asked - wanted).total(),
+            "twice: retries": sum(retries),
+            "twice: replays": len(letters) - len(set(letters)),
+        }
+
+    def _unfinished(self, again: Collection[str], answers: Iterable[Answer]) -> int:
+        late = [each for each in answers if each.status in ("cancelled", "expired")]
+        return sum((1 + self._texts.get(record, (0, 0))[1]) ** 2 for record in again) + sum(
+            SIDE_BY_SIDE_MAX if self._is_workflow(each) else 1 for each in late
+        )
+
+    @staticmethod
+    def _wait_ms(given: tuple[Answer, int]) -> int:
+        answer, written_ms = given
+        return written_ms - answer.source.timestamp_ms if answer.source else 0
 
     def _waits(self, record: str, committed: Mapping[TopicPartition, int]) -> bool:
         return any(offset >= committed.get(at, 0) for at, offset in self._inputs.get(record, ()))
@@ -295,10 +292,7 @@ class TopicAudit:
         return question is not None and question.workflow is not None
 
     def _open_at(self, times_ms: Sequence[int]) -> set[str]:
-        """Returns the input records of workflows that were open at one of these times.
-
-        One without an answer is open until the end of the run.
-        """
+        """Returns the input records of workflows that were open then, or have no answer."""
         ends_ms = {record: written_ms for record, (_, written_ms) in self._answers.items()}
         return {
             record
@@ -315,7 +309,7 @@ class TopicAudit:
         later = {record for topic in WAY[1:] for record in self._seen[topic]}
         wrong = {"lost": sorted(lost), "never published": sorted(later - self._published.keys())}
         for topic in WAY[1:]:
-            is_answer, is_group = topic == ANSWERS.name, topic == GROUPS.name
+            is_answer, is_group = topic == topics.ANSWERS.name, topic == topics.GROUPS.name
             none = Counter[tuple[str, int]]()
             more = none if is_answer else tries + planned if is_group else tries
             wrong[f"twice: {topic}"] = [

@@ -12,11 +12,11 @@ import structlog
 from bench.core.run import ServicesRun
 from bench.data.index import BenchIndex
 from bench.data.made_up import made_up_index
+from bench.reliability.chaos import plan as planned
 from bench.reliability.chaos.answers import AGAIN, FAILED, OTHER_PASSAGES, OTHER_TENANT
 from bench.reliability.chaos.audit import NOT_FINISHED, OTHER_HEADERS
 from bench.reliability.chaos.live import BROKERS, INSTANCES, LLM_SERVERS
 from bench.reliability.chaos.mutants import MUTANTS, Mutant, patched_packages
-from bench.reliability.chaos.plan import MEMBERS, plan_faults, shares_of
 from bench.reliability.chaos.questions import drawn_questions
 from bench.reliability.chaos.run import ChaosPlan, ChaosRun, run_chaos
 from bench.reliability.chaos.workflows import OTHER_CITED, OTHER_TEXT
@@ -44,11 +44,7 @@ RIGHT = {
 
 
 def run(options: ChaosOptions) -> bool:
-    """Runs the benchmark; returns whether it is as it should be. Blocks for minutes.
-
-    That is: every promise was kept, or with a mutant, a promise about the data was broken. Raises
-    `CarpoolError`.
-    """
+    """With a mutant, a promise about the data must be broken."""
     mutant = None if options.mutant is None else MUTANTS[options.mutant]
     run = ServicesRun("chaos", options)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -75,17 +71,17 @@ def run(options: ChaosOptions) -> bool:
 def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) -> ChaosPlan:
     duration_s = options.minutes * 60
     counts = {
-        "kills and pauses": options.kills,
-        "network faults": options.network,
-        "kills of LLM servers": max(1, options.kills // LLM_KILL_EACH),
-        "changes of the deployment": options.states,
+        planned.KILLS: options.kills,
+        planned.NETWORK: options.network,
+        planned.LLM_KILLS: max(1, options.kills // LLM_KILL_EACH),
+        planned.CHANGES: options.states,
     }
     faults = [
         fault
         for sort, count in counts.items()
-        for fault in plan_faults(
+        for fault in planned.plan_faults(
             count,
-            shares_of(sort),
+            planned.shares_of(sort),
             duration_s=duration_s,
             seed=options.seed,
             victims={"members": INSTANCES, "brokers": BROKERS, "LLM servers": LLM_SERVERS},
@@ -98,7 +94,7 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
         faults=tuple(sorted(faults, key=lambda each: each.at_s)),
         rate_per_s=options.queries / duration_s,
         seed=options.seed,
-        settings={environment_name("kafka", "lanes"): str(MEMBERS), **settings},
+        settings={environment_name("kafka", "lanes"): str(planned.MEMBERS), **settings},
     )
 
 
@@ -114,7 +110,7 @@ def _mutant_plan(mutant: Mutant, index: BenchIndex, packages: Path) -> ChaosPlan
             is_plain=True,
         ),
         faults=tuple(
-            plan_faults(
+            planned.plan_faults(
                 mutant.faults,
                 mutant.shares,
                 duration_s=mutant.seconds,
@@ -160,12 +156,12 @@ def promises_of_data(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
 
 def promises_of_run(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
     """Returns what the run must contain, and whether it did."""
-    planned = Counter(fault.sort for fault in plan.faults)
+    counts = Counter(fault.sort for fault in plan.faults)
     left = Counter(fault.sort for fault in run.not_injected)
-    inside = max(1, planned["kills and pauses"] // 6)
+    inside = max(1, counts[planned.KILLS] // 6)
     return {
         f"{count} {sort}, each with work in flight and answers since the last": not left[sort]
-        for sort, count in sorted(planned.items())
+        for sort, count in sorted(counts.items())
     } | {
         f"{inside} or more kills inside an open transaction": run.kills_in_transaction >= inside,
         "some answers were given again to an equal prompt": run.audit.reused > 0,

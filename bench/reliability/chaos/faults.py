@@ -15,7 +15,7 @@ from itertools import pairwise
 import msgspec
 
 from bench.reliability.chaos.live import LiveRun
-from bench.reliability.chaos.plan import KINDS, Kind, PlannedFault
+from bench.reliability.chaos.plan import CHANGES, KINDS, NETWORK, Kind, PlannedFault
 
 SETTLE_S = 0.01
 """After a pause, the brokers handle what the victim had sent before its transaction is read."""
@@ -70,10 +70,10 @@ class FaultInjector:
         """Returns the victim, and whether its transaction was open; None: it does not count now."""
         run, hits = self.run, KINDS[fault.kind].hits
         is_calm = run.network.is_whole and run.states.is_whole
-        if fault.sort == "network faults":
+        if fault.sort == NETWORK:
             found = run.network.inject(fault, run.now_s()) if run.network.is_whole else None
             return (found, False) if found else None
-        if fault.sort == "changes of the deployment" or hits == "brokers":
+        if fault.sort == CHANGES or hits == "brokers":
             if not (is_calm and run.brokers_are_whole()):
                 return None
             if hits == "brokers":

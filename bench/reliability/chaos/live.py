@@ -32,7 +32,10 @@ LLM_SERVERS = member_names("llm", 2)
 
 @dataclass(slots=True, kw_only=True)
 class LiveRun:
-    """A run in progress. Times are seconds since `begin`. `dead`: ids that become dead letters."""
+    """A run in progress. Times are seconds since `begin`. `dead`: ids that become dead letters.
+
+    `coordinators`: not through the proxies, as a broken network hides nothing from the injector.
+    """
 
     cluster: KafkaCluster
     kafka: KafkaSettings
@@ -40,18 +43,13 @@ class LiveRun:
     supervisor: ProcessSupervisor
     network: NetworkFaults
     states: StateFaults
+    coordinators: CoordinatorClient
     recorder: TopicRecorder
     stand_ins: Mapping[str, LlmStandIn]
     loads: Sequence[SteadyLoad]
     replays: LetterReplays
     dead: Set[str]
     started_s: float = field(default=0.0, init=False)
-    coordinators: CoordinatorClient = field(init=False)
-
-    def __post_init__(self) -> None:
-        # Not through the proxies: a broken network hides nothing from the injector.
-        settings = KafkaSettings(bootstrap=self.cluster.own_addresses, request_timeout_ms=2_000)
-        self.coordinators = CoordinatorClient(settings)
 
     def begin(self) -> None:
         """Starts the load and the time of the run."""
@@ -60,10 +58,7 @@ class LiveRun:
             thread.start()
 
     def end_load(self) -> list[str]:
-        """Returns the ids that were published, with repetitions.
-
-        Raises `CarpoolError` where a question may be missing in its topic.
-        """
+        """Returns the ids that were published, with repetitions. Raises `CarpoolError`."""
         for load in self.loads:
             load.end()
         self.replays.end()

@@ -94,10 +94,7 @@ class LlmStandIn:
 
 
 def break_on(stand_ins: Sequence[LlmStandIn], words: Mapping[str, int]) -> None:
-    """Makes stand-ins fail on prompts with these words, in all so many times.
-
-    Raises `RetryableError` when one does not answer.
-    """
+    """Makes stand-ins fail on prompts with these words, in all so many times."""
     count = len(stand_ins)
     for number, each in enumerate(stand_ins):
         each.break_on({word: (times + number) // count for word, times in words.items()})

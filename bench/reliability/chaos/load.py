@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
+from typing import Unpack
 
-from bench.core.load import LoadPlan, QuestionSender, SentQuestion, even, run_load
+from bench.core.load import even, record_of, run_load
 from bench.core.session import require_all_sent
 from bench.reliability.chaos.questions import WORD, ChaosQuestion
 from carpool.clock import SystemClock
@@ -20,11 +21,12 @@ from carpool.dead_letters.letter import Selection
 from carpool.errors import CarpoolError
 from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
-from producers.build_query import QueryRecord, build_cancel
+from producers.build_query import QueryRecord, QuestionArgs, build_cancel
 from producers.errors import PublishError
-from producers.publish_queries import Placed, Publisher
+from producers.publish_queries import Publisher
+from producers.read_questions import Question
 from producers.settings import ClientSettings
-from schemas.headers import DEADLINE_HEADER, TENANT_HEADER
+from schemas.headers import DEADLINE_HEADER
 
 PUBLISH_TIMEOUT_MS = 600_000
 REPLAY_PAUSE_S = 4.0
@@ -32,28 +34,22 @@ WITHDRAWN_AFTER_S_MAX = 0.5
 """An answer takes about 0.2 s, so some questions are withdrawn on their way and some too late."""
 
 
-class WithHeaders:
-    """A sender that gives questions the headers of an application.
+def with_headers(**asked: Unpack[QuestionArgs]) -> Callable[[Question, int], QueryRecord]:
+    """Returns what makes a record with headers of an application: no two have the same ones."""
+    numbers = count(1)
 
-    No two records have the same `correlation_id` or `reply_to`, not those of one id either.
-    """
+    def made(question: Question, due_us: int) -> QueryRecord:
+        assert isinstance(question, ChaosQuestion)
+        name = f"{question.id}/{next(numbers)}"
+        asked["tenant"] = question.tenant
+        asked["headers"] = {"correlation_id": name, "reply_to": f"answers/{name}"}
+        record = record_of(question, due_us, **asked)
+        if question.deadline_ms is None:
+            return record
+        deadline = str(due_us // 1_000 + question.deadline_ms).encode()
+        return replace(record, headers=(*record.headers, (DEADLINE_HEADER, deadline)))
 
-    def __init__(self, publisher: QuestionSender, questions: Sequence[ChaosQuestion]) -> None:
-        self._publisher = publisher
-        self._by_id = {each.id: each for each in questions}
-        self._numbers = count(1)
-        self.flush = publisher.flush
-
-    def send(self, record: QueryRecord, on_placed: Placed) -> None:
-        """Queues a question of the load; raises `PublishError` when it cannot."""
-        question, name = self._by_id[record.query_id], f"{record.query_id}/{next(self._numbers)}"
-        own = {"correlation_id": name, "reply_to": f"answers/{name}"}
-        if question.tenant is not None:
-            own[TENANT_HEADER] = question.tenant
-        if question.deadline_ms is not None:
-            own[DEADLINE_HEADER] = str(SystemClock().now_us() // 1_000 + question.deadline_ms)
-        added = tuple((name, text.encode()) for name, text in own.items())
-        self._publisher.send(replace(record, headers=record.headers + added), on_placed)
+    return made
 
 
 class SteadyLoad(threading.Thread):
@@ -66,15 +62,14 @@ class SteadyLoad(threading.Thread):
         self,
         kafka: KafkaSettings,
         questions: Sequence[ChaosQuestion],
-        plan: LoadPlan,
+        asked: QuestionArgs,
         *,
         rate_per_s: float,
         seed: int,
     ) -> None:
         super().__init__(name="load", daemon=True)
         self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
-        self._sender = WithHeaders(self._publisher, questions)
-        self._questions, self._plan, self._rate_per_s = questions, plan, rate_per_s
+        self._questions, self._asked, self._rate_per_s = questions, asked, rate_per_s
         self._withdrawn = {each.id for each in questions if each.is_withdrawn}
         self._rng = random.Random(seed)
         self._problems: list[str] | None = None
@@ -83,10 +78,10 @@ class SteadyLoad(threading.Thread):
     def run(self) -> None:
         try:
             self._problems = run_load(
-                self._sender,
+                self._publisher,
                 self._questions,
                 even(self._rate_per_s),
-                plan=self._plan,
+                record_of=with_headers(**self._asked),
                 clock=SystemClock(),
                 on_sent=self._sent,
                 flush_timeout_s=PUBLISH_TIMEOUT_MS / 1_000,
@@ -94,11 +89,11 @@ class SteadyLoad(threading.Thread):
         finally:
             self._publisher.close(5.0)
 
-    def _sent(self, question: SentQuestion) -> None:
-        self.sent.append(question.query_id)
-        if question.query_id in self._withdrawn:
+    def _sent(self, query_id: str, _: int) -> None:
+        self.sent.append(query_id)
+        if query_id in self._withdrawn:
             after_s = self._rng.uniform(0, WITHDRAWN_AFTER_S_MAX)
-            threading.Timer(after_s, self._withdraw, [question.query_id]).start()
+            threading.Timer(after_s, self._withdraw, [query_id]).start()
 
     def _withdraw(self, query_id: str) -> None:
         cancel = build_cancel(query_id, None, SystemClock().now_us())

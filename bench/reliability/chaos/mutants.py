@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.reliability.chaos.plan import Kind, Range, shares_of
+from bench.reliability.chaos.plan import KILLS, Kind, Range, shares_of
 from bench.reliability.chaos.questions import BATCH_SHARE
 from carpool.errors import ConfigError
 
@@ -31,15 +31,13 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     `members`: the processes that are hit; empty: all. `settings`: environment variables.
     """
 
-    number: int
     what: str
+    number: int = 0
     queries: int = 900
     seconds: float = 45.0
     seed: int = 1
     faults: int = 12
-    shares: Mapping[Kind, float] = msgspec.field(
-        default_factory=lambda: shares_of("kills and pauses")
-    )
+    shares: Mapping[Kind, float] = msgspec.field(default_factory=lambda: shares_of(KILLS))
     lasts_s: Mapping[Kind, Range] = {}
     members: tuple[str, ...] = ()
     settings: dict[str, str] = {}
@@ -49,16 +47,14 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def patch(self) -> Path:
-        """The file of the patch."""
         (found,) = PATCHES.glob(f"{self.number}-*.patch")
         return found
 
 
 IN_A_TRANSACTION: Mapping[Kind, float] = {"kill in a transaction": 1.0}
 _MUTANTS = (
-    Mutant(number=1, what="offsets are committed outside the transaction", shares=IN_A_TRANSACTION),
+    Mutant(what="offsets are committed outside the transaction", shares=IN_A_TRANSACTION),
     Mutant(
-        number=2,
         what="a takeover does not fence the last owner",
         shares=IN_A_TRANSACTION,
         faults=1,
@@ -68,7 +64,6 @@ _MUTANTS = (
         wait_s_max=45.0,  # a transaction that nobody ends blocks its readers for 60 s
     ),
     Mutant(
-        number=3,
         what="work counts as complete before it is committed",
         # A transaction is aborted when its group changes meanwhile: it must be long.
         shares={"kill": 0.75, "slow network": 0.25},
@@ -76,14 +71,12 @@ _MUTANTS = (
         settings={"CARPOOL_KAFKA_LIBRDKAFKA": '{"group.protocol": "classic"}'},
     ),
     Mutant(
-        number=4,
         what="a commit without a reply is sent again without asking for its outcome",
         queries=600,
         seconds=30.0,
         shares={"lost reply": 0.7, "cut": 0.3},
     ),
     Mutant(
-        number=5,
         what="the log of answers is not asked",
         queries=400,
         seconds=20.0,
@@ -92,7 +85,6 @@ _MUTANTS = (
         settings={"CARPOOL_GENERATOR_REUSE": "false"},
     ),
     Mutant(
-        number=6,
         what="commit metadata is dropped",
         # Large groups of batch queries are committed in parts beside interactive ones.
         queries=3_000,
@@ -102,14 +94,12 @@ _MUTANTS = (
         members=("searcher-1", "searcher-2"),
     ),
     Mutant(
-        number=7,
         what="the work of revoked partitions is committed",
         shares={"pause": 0.75, "kill": 0.25},
         lasts_s={"pause": (7.0, 9.0)},
     ),
-    Mutant(number=8, what="keys of prompts are one digit", queries=200, seconds=10.0, faults=1),
+    Mutant(what="keys of prompts are one digit", queries=200, seconds=10.0, faults=1),
     Mutant(
-        number=9,
         what="a retrieval has the headers of another question of its group",
         # Only groups of several questions have others.
         queries=1_500,
@@ -118,14 +108,12 @@ _MUTANTS = (
         faults=1,
     ),
     Mutant(
-        number=10,
         what="passages are read for citations once for all answers",
         queries=200,
         seconds=10.0,
         faults=1,
     ),
     Mutant(
-        number=11,
         what="the first search of a workflow is remembered by its program",
         queries=100,
         seconds=10.0,
@@ -133,19 +121,12 @@ _MUTANTS = (
         workflow_share=0.5,
     ),
 )
-MUTANTS = {mutant.number: mutant for mutant in _MUTANTS}
+MUTANTS = {n: msgspec.structs.replace(one, number=n) for n, one in enumerate(_MUTANTS, 1)}
 
 
 @contextmanager
 def patched_packages(mutant: Mutant) -> Iterator[Path]:
-    """Yields a folder with a patched copy of the packages, and removes it afterwards.
-
-    Raises `ConfigError` without a checkout of the repository, and where the patch does not apply.
-    """
-    if not (ROOT / "pyproject.toml").exists():
-        raise ConfigError(
-            "mutants are patches of the source tree: run --mutant in a checkout of the repository"
-        )
+    """Yields a folder with a patched copy of the packages, and removes it afterwards."""
     with tempfile.TemporaryDirectory(prefix="carpool-mutant-") as name:
         folder = Path(name)
         for package in PACKAGES:

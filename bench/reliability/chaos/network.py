@@ -19,10 +19,7 @@ REQUEST_WAIT_S = 1.0
 
 @dataclass(slots=True)
 class PassingFaults:
-    """The faults in progress. Times are seconds of the run. Not thread-safe.
-
-    `note` is told once why an end fails.
-    """
+    """The faults in progress. Times are seconds of the run. `note`: is told why an end fails."""
 
     note: Callable[[str], None]
     _said: set[str] = field(default_factory=set, init=False)
@@ -69,28 +66,21 @@ class NetworkFaults(PassingFaults):
                 end.enter_context(proxy.half_open())
             case "network down":
                 end.enter_context(proxy.down())
-            case "late end of a transaction":
-                return self._hold(fault, now_s)
-            case "lost reply":
-                return self._drop(fault)
+            case "late end of a transaction" | "lost reply":
+                return self._catch(fault, now_s)
         self._ends.append((now_s + fault.down_s, end.close))
         return victim
 
-    def _hold(self, fault: PlannedFault, now_s: float) -> str | None:
-        """Holds the end of a transaction. The client connects again, and sends it once more."""
+    def _catch(self, fault: PlannedFault, now_s: float) -> str | None:
+        """Drops a reply, or holds the end of a transaction, which the client sends once more."""
+        is_held = fault.kind != "lost reply"
         for victim in fault.victims:
-            held = self.proxies[victim].hold(END_TXN)
-            if held.wait(REQUEST_WAIT_S):
-                self.proxies[victim].cut()
-                self._ends.append((now_s + REQUEST_WAIT_S + fault.down_s, held.release))
+            proxy = self.proxies[victim]
+            caught = proxy.hold(END_TXN) if is_held else proxy.drop_reply(API_KEYS[fault.request])
+            if caught.wait(REQUEST_WAIT_S):
+                if is_held:
+                    proxy.cut()
+                    self._ends.append((now_s + REQUEST_WAIT_S + fault.down_s, caught.release))
                 return victim
-            held.release()
-        return None
-
-    def _drop(self, fault: PlannedFault) -> str | None:
-        for victim in fault.victims:
-            drop = self.proxies[victim].drop_reply(API_KEYS[fault.request])
-            if drop.wait(REQUEST_WAIT_S):
-                return victim
-            drop.cancel()
+            caught.release()
         return None

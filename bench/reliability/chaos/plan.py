@@ -39,38 +39,32 @@ class KindOfFault(msgspec.Struct, frozen=True):
     is_late: bool = False
 
 
+KILLS, NETWORK = "kills and pauses", "network faults"
+LLM_KILLS, CHANGES = "kills of LLM servers", "changes of the deployment"
+LIMITED = (GROUPS.name, RETRIEVALS.name, ANSWERS.name)
+GROUP_S: Range = (SESSION_S, SESSION_S)
 KINDS: Mapping[Kind, KindOfFault] = {
-    "kill in a transaction": KindOfFault("kills and pauses", 0.30),
-    "kill": KindOfFault("kills and pauses", 0.25),
-    "pause": KindOfFault("kills and pauses", 0.15, lasts_s=PAUSE_S),
-    "kill a broker": KindOfFault("kills and pauses", 0.15, "brokers"),
-    "pause a broker": KindOfFault("kills and pauses", 0.15, "brokers", PAUSE_S),
-    "slow network": KindOfFault("network faults", 0.15, "brokers", (3.0, 8.0)),
-    "cut": KindOfFault("network faults", 0.20, "brokers", None),
-    "half-open": KindOfFault("network faults", 0.15, "brokers", (1.0, 10.0)),
-    "network down": KindOfFault("network faults", 0.10, "brokers", (1.0, 5.0)),
-    "late end of a transaction": KindOfFault("network faults", 0.20, "brokers", (0.2, 4.0)),
-    "lost reply": KindOfFault("network faults", 0.20, "brokers", None),
-    "kill an LLM server": KindOfFault("kills of LLM servers", 1.0, "LLM servers"),
-    "lower a limit": KindOfFault(
-        "changes of the deployment", 0.22, (GROUPS.name, RETRIEVALS.name, ANSWERS.name), (3.0, 10.0)
-    ),
+    "kill in a transaction": KindOfFault(KILLS, 0.30),
+    "kill": KindOfFault(KILLS, 0.25),
+    "pause": KindOfFault(KILLS, 0.15, lasts_s=PAUSE_S),
+    "kill a broker": KindOfFault(KILLS, 0.15, "brokers"),
+    "pause a broker": KindOfFault(KILLS, 0.15, "brokers", PAUSE_S),
+    "slow network": KindOfFault(NETWORK, 0.15, "brokers", (3.0, 8.0)),
+    "cut": KindOfFault(NETWORK, 0.20, "brokers", None),
+    "half-open": KindOfFault(NETWORK, 0.15, "brokers", (1.0, 10.0)),
+    "network down": KindOfFault(NETWORK, 0.10, "brokers", (1.0, 5.0)),
+    "late end of a transaction": KindOfFault(NETWORK, 0.20, "brokers", (0.2, 4.0)),
+    "lost reply": KindOfFault(NETWORK, 0.20, "brokers", None),
+    "kill an LLM server": KindOfFault(LLM_KILLS, 1.0, "LLM servers"),
+    "lower a limit": KindOfFault(CHANGES, 0.22, LIMITED, (3.0, 10.0)),
     # The partitions of retrievals and answers are those of ids: an id that moves is answered anew.
-    "add partitions": KindOfFault("changes of the deployment", 0.16, QUERY_TOPICS),
+    "add partitions": KindOfFault(CHANGES, 0.16, QUERY_TOPICS),
     # Retrievals that are read again have their answers. Groups would be written again.
-    "delete a group": KindOfFault(
-        "changes of the deployment", 0.14, ("generator",), (SESSION_S, SESSION_S), is_late=True
-    ),
-    "remove records": KindOfFault(
-        "changes of the deployment", 0.14, ("generator",), (SESSION_S, SESSION_S), is_late=True
-    ),
-    "odd LLM server": KindOfFault("changes of the deployment", 0.16, "LLM servers", (5.0, 20.0)),
-    "newer index": KindOfFault(
-        "changes of the deployment", 0.09, ("grouper", "searcher"), (1.0, 10.0)
-    ),
-    "newer program": KindOfFault(
-        "changes of the deployment", 0.09, ("generator", "grouper"), (1.0, 10.0)
-    ),
+    "delete a group": KindOfFault(CHANGES, 0.14, ("generator",), GROUP_S, is_late=True),
+    "remove records": KindOfFault(CHANGES, 0.14, ("generator",), GROUP_S, is_late=True),
+    "odd LLM server": KindOfFault(CHANGES, 0.16, "LLM servers", (5.0, 20.0)),
+    "newer index": KindOfFault(CHANGES, 0.09, ("grouper", "searcher"), (1.0, 10.0)),
+    "newer program": KindOfFault(CHANGES, 0.09, ("generator", "grouper"), (1.0, 10.0)),
 }
 LATE = 0.7
 """The part of the run after which no question waits for a retry."""
@@ -99,7 +93,6 @@ class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sort(self) -> str:
-        """The sort of its kind."""
         return KINDS[self.kind].sort
 
 

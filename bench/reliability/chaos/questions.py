@@ -16,7 +16,7 @@ from msgspec import structs
 
 from bench.data.evaluation import read_passages
 from bench.data.index import BenchIndex
-from bench.data.made_up import QUESTIONS, made_up_questions
+from bench.data.made_up import QUESTIONS, made_up_questions, passages_path
 from bench.reliability.chaos.workflows import NAMES, SCORE_GAP_MIN, TOP_K
 from carpool.workflow.steps import AnswerStep
 from producers.read_questions import Question
@@ -45,6 +45,8 @@ TRIES_MAX = 4
 FAILS_AT_FIRST = TRIES_MAX - 2
 """Of the other two tries, one may meet the kill of an LLM server."""
 ALWAYS = 1_000_000
+STREAMS = ("shares", "workflows", "headers")
+"""What each has random numbers of its own for."""
 WORD = re.compile(r"unanswerable-[0-9]{6}")
 
 
@@ -85,10 +87,8 @@ def chaos_questions(
     Plain ones do not fail, have other texts than earlier ones, no tenants and no deadlines, and are
     not withdrawn. `workflow_share`: the share of workflows, of all programs.
     """
-    rng, of_shares = random.Random(seed), random.Random(f"{seed} shares")
-    of_workflows, of_headers = (
-        random.Random(f"{seed} {name}") for name in ("workflows", "headers")
-    )
+    rng = random.Random(seed)
+    of_shares, of_workflows, of_headers = (random.Random(f"{seed} {name}") for name in STREAMS)
     found: list[ChaosQuestion] = []
     whole: dict[bool, list[ChaosQuestion]] = {False: [], True: []}  # do not fail, by class
     for row, question in enumerate(given):
@@ -98,14 +98,11 @@ def chaos_questions(
             found.append(rng.choice(earlier[-REPEATED_WITHIN:]))
             continue
         drawn -= REPEATED_SHARE
-        query_id, workflow = f"{'b' if is_batch else 'i'}-{row:06}", None
-        if of_workflows.random() < workflow_share:
-            workflow = of_workflows.choice(NAMES)
         one = ChaosQuestion(
-            id=query_id,
+            id=f"{'b' if is_batch else 'i'}-{row:06}",
             text=question.text or "",
             vector=question.vector,
-            workflow=workflow,
+            workflow=of_workflows.choice(NAMES) if of_workflows.random() < workflow_share else None,
             row=row,
             is_batch=is_batch,
         )
@@ -115,29 +112,34 @@ def chaos_questions(
             text = f"{one.text} unanswerable-{row:06}"
             found.append(structs.replace(one, text=text, fails=fails))
             continue
-        if not is_plain:
-            if of_shares.random() < EQUAL_TEXT_SHARE and earlier:
-                one = of_shares.choice(earlier[-REPEATED_TEXT_WITHIN:])
-                one = structs.replace(one, id=query_id)
-            is_urgent = of_headers.random() < DEADLINE_SHARE
-            one = structs.replace(
-                one,
-                is_withdrawn=of_shares.random() < WITHDRAWN_SHARE,
-                tenant=of_headers.choice(TENANTS),
-                deadline_ms=of_headers.randint(*DEADLINE_MS) if is_urgent else None,
-            )
-        earlier.append(one)
-        found.append(one)
+        found.append(one if is_plain else _varied(one, earlier, of_shares, of_headers))
+        earlier.append(found[-1])
     return found
+
+
+def _varied(
+    one: ChaosQuestion,
+    earlier: Sequence[ChaosQuestion],
+    of_shares: random.Random,
+    of_headers: random.Random,
+) -> ChaosQuestion:
+    """Returns a question with a tenant, and perhaps another text, a deadline, or withdrawn."""
+    if of_shares.random() < EQUAL_TEXT_SHARE and earlier:
+        same = of_shares.choice(earlier[-REPEATED_TEXT_WITHIN:])
+        one = structs.replace(same, id=one.id)
+    is_urgent = of_headers.random() < DEADLINE_SHARE
+    return structs.replace(
+        one,
+        is_withdrawn=of_shares.random() < WITHDRAWN_SHARE,
+        tenant=of_headers.choice(TENANTS),
+        deadline_ms=of_headers.randint(*DEADLINE_MS) if is_urgent else None,
+    )
 
 
 def drawn_questions(
     index: BenchIndex, count: int, seed: int, **shares: Any
 ) -> tuple[ChaosQuestion, ...]:
-    """Returns the questions of a run: of made-up ones, those without nearly equal scores.
-
-    `shares`: of `chaos_questions`.
-    """
+    """Returns those of a run: made-up ones without nearly equal scores."""
     different = made_up_questions(QUESTIONS)
     vectors = [np.frombuffer(each.vector or b"", dtype="<f4") for each in different]
     with LocalSearcher(index.dir) as searcher:
@@ -159,7 +161,7 @@ def drawn_questions(
 
 def passages_of(index: BenchIndex) -> dict[str, Hit]:
     """Returns every passage of an index of texts, by id."""
-    documents = read_passages(index.dir.with_name(f"{index.dir.name}-corpus.jsonl"))
+    documents = read_passages(passages_path(index.dir))
     return {
         each.doc_id: Hit(
             doc_id=each.doc_id, score=0.0, cluster=ClusterId(0), title=each.title, text=each.text

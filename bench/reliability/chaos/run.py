@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from bench.core.kafka import fresh_folder, kafka_settings
-from bench.core.load import LoadPlan
 from bench.core.spread import Spread, spreads
 from bench.core.stack import Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
@@ -29,13 +28,7 @@ from bench.reliability.chaos.llm_calls import LlmStandIn, break_on
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import MEMBERS, PlannedFault
-from bench.reliability.chaos.questions import (
-    ALWAYS,
-    TRIES_MAX,
-    WORD,
-    ChaosQuestion,
-    passages_of,
-)
+from bench.reliability.chaos.questions import ALWAYS, TRIES_MAX, WORD, ChaosQuestion, passages_of
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor
 from bench.reliability.chaos.workflows import TOP_K
@@ -45,6 +38,7 @@ from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
+from carpool.kafka.coordinator import CoordinatorClient
 from carpool.kafka.embedded import free_port
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.records import TopicPartition
@@ -63,10 +57,7 @@ SETTLE_S = 15.0
 BACK_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
-ENVIRONMENT = {
-    "CARPOOL_EMBEDDING_MODEL": MODEL,
-    "CARPOOL_LLM_TRIES_MAX": str(TRIES_MAX),
-}
+ENVIRONMENT = {"CARPOOL_EMBEDDING_MODEL": MODEL, "CARPOOL_LLM_TRIES_MAX": str(TRIES_MAX)}
 """Settings of the services: no embedding model, and an LLM that fails on some questions."""
 
 DISK_BYTES_PER_S = 1_500_000
@@ -167,7 +158,6 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
 @contextmanager
 def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Iterator[LiveRun]:
     """Yields a run that has not begun: brokers behind proxies, services, LLM servers."""
-    asked = plan.questions
     with ExitStack() as opened:
         data = opened.enter_context(fresh_folder(folder / "kafka"))
         ports = [free_port() for _ in BROKERS]
@@ -182,31 +172,11 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
         sockets = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="carpool-")))
         other = made_up_index(folder, name="other-index", nlist=NLIST - 4)
         files = DeployedFiles(folder, (index.dir, other.dir))
-        modules = {"CARPOOL_WORKFLOW_MODULES": str(files.programs)}
-        drafts: dict[str, Any] = {
-            "kv_folder": sockets,
-            "commands": {"searcher": slow_searcher(DISK_BYTES_PER_S)},
-            "llm_servers": len(LLM_SERVERS),
-        }
-        stack = Stack(
-            bootstrap=kafka.bootstrap,
-            index_dir=files.index,
-            work_dir=folder,
-            members=MEMBERS,
-            settings={
-                **ENVIRONMENT,
-                **modules,
-                **({} if plan.packages else DRAFTS),
-                **plan.settings,
-            },
-            llm_options=("--latency-ms", "100"),
-            python_path=plan.packages,
-            **({} if plan.packages else drafts),
-        )
-        opened.enter_context(stack)
+        stack = opened.enter_context(_stack(kafka, plan, folder, files, sockets))
         stand_ins = {name: LlmStandIn(stack[name]) for name in stack.llm_names}
         llm = tuple(stand_ins.values())
-        break_on(llm, {WORD.findall(each.text)[0]: each.fails for each in asked if each.fails})
+        failing = [each for each in plan.questions if each.fails]
+        break_on(llm, {WORD.findall(each.text)[0]: each.fails for each in failing})
         supervisor = ProcessSupervisor(dict(supervised(stack, cluster, stand_ins)))
         direct = msgspec.structs.replace(kafka, bootstrap=cluster.own_addresses)
         recorder = TopicRecorder(kafka, [ANSWERS.name], SystemClock())
@@ -217,19 +187,42 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
             supervisor=supervisor,
             network=NetworkFaults(note, proxies),
             states=StateFaults(note, direct, supervisor, stand_ins, files),
+            coordinators=CoordinatorClient(
+                KafkaSettings(bootstrap=cluster.own_addresses, request_timeout_ms=2_000)
+            ),
             recorder=opened.enter_context(recorder),
             stand_ins=stand_ins,
             loads=_loads(kafka, index, plan),
             replays=LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0))),
-            dead={each.id for each in asked if each.fails == ALWAYS},
+            dead={each.id for each in failing if each.fails == ALWAYS},
         )
 
 
-def make_topics(kafka: KafkaSettings) -> None:
-    """Makes the topics when all brokers are there: before, they would have fewer copies. Blocks.
+def _stack(
+    kafka: KafkaSettings, plan: ChaosPlan, folder: Path, files: DeployedFiles, sockets: Path
+) -> Stack:
+    own = ENVIRONMENT | {"CARPOOL_WORKFLOW_MODULES": str(files.programs)}
+    more: dict[str, Any] = {"python_path": plan.packages}
+    if plan.packages is None:
+        own |= DRAFTS
+        more = {
+            "kv_folder": sockets,
+            "commands": {"searcher": slow_searcher(DISK_BYTES_PER_S)},
+            "llm_servers": len(LLM_SERVERS),
+        }
+    return Stack(
+        bootstrap=kafka.bootstrap,
+        index_dir=files.index,
+        work_dir=folder,
+        members=MEMBERS,
+        settings=own | plan.settings,
+        llm_options=("--latency-ms", "100"),
+        **more,
+    )
 
-    Raises `RetryableError` when brokers are missing after a minute.
-    """
+
+def make_topics(kafka: KafkaSettings) -> None:
+    """Makes the topics when all brokers are there: else they have fewer copies."""
     until_s = time.monotonic() + START_TIMEOUT_S
     admin = quiet_admin(kafka)
     while len(cluster_metadata(admin, kafka, START_TIMEOUT_S).brokers) < len(BROKERS):
@@ -248,12 +241,11 @@ def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[St
         SteadyLoad(
             kafka,
             questions,
-            LoadPlan(
-                embedding_model=index.manifest.embedding_model,
-                top_k=TOP_K,
-                priority=priority,
-                keep_ids=True,
-            ),
+            {
+                "embedding_model": index.manifest.embedding_model,
+                "top_k": TOP_K,
+                "priority": priority,
+            },
             rate_per_s=plan.rate_per_s * len(questions) / len(plan.questions),
             seed=plan.seed,
         )
@@ -298,10 +290,7 @@ def committed_offsets(kafka: KafkaSettings) -> dict[TopicPartition, int]:
 
 
 def read_topics(kafka: KafkaSettings, audit: TopicAudit) -> None:
-    """Reads every topic to the end that a reader of committed records sees.
-
-    Raises `CarpoolError` after `READ_TIMEOUT_S` without a record.
-    """
+    """Reads every topic to the end that a reader of committed records sees."""
     config = {"fetch.message.max.bytes": MESSAGE_BYTES_MAX}
     with TopicReader(
         kafka, SystemClock(), name="bench-audit", timeout_s=READ_TIMEOUT_S, config=config

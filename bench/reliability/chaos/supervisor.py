@@ -66,5 +66,4 @@ class ProcessSupervisor:
                 each.state = "up"
 
     def all_up(self) -> bool:
-        """Whether every process is up."""
         return all(each.state == "up" for each in self.processes.values())

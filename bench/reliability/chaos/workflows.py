@@ -19,15 +19,7 @@ from carpool.testing.llm_text import words, write
 from carpool.testing.workflow import run
 from carpool.workflow.load import load_programs
 from carpool.workflow.program import Program
-from carpool.workflow.steps import (
-    AnswerStep,
-    Found,
-    Generate,
-    Retrieve,
-    Said,
-    Step,
-    WorkflowError,
-)
+from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, Said, Step, WorkflowError
 from generator.citing import Citing
 from generator.prompts import fill_step, load_templates
 from generator.settings import GeneratorSettings
@@ -57,10 +49,7 @@ def written(step: Generate, searches: Sequence[Sequence[Hit]] = ()) -> str:
 
 
 def fields_of(end: AnswerStep, searches: Sequence[Sequence[Hit]] = ()) -> dict[str, Any]:
-    """Returns the fields of an `ok` answer that follow from its last step: text, citations, quotes.
-
-    `searches`: found before the step.
-    """
+    """Returns text, citations and quotes of an `ok` answer with this last step."""
     text = written(end, searches)
     given = fill_step(end, SETTINGS, TEMPLATES, searches=searches).given
     citing = Citing(str(end.values["question"]), given, SETTINGS.passage_chars_max)

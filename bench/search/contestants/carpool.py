@@ -13,7 +13,8 @@ import psutil
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.search.contestants import contestant as seam
-from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
+from bench.search.contestants.contestant import Contestant, SearchData
+from carpool.arrays import Float32, Int64
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.document_rows import read_document_rows
@@ -95,7 +96,6 @@ class Carpool(Contestant):
             read_timeout_ms=READ_TIMEOUT_MS,
         )
         self.settings = seam.ladder(1, index.manifest.nlist)
-        self._top_k = data.top_k
         if self._shard_share:
             settings = self._with_shard(index, settings)
         is_exact = self._mode == "exact"
@@ -121,7 +121,7 @@ class Carpool(Contestant):
                     key=key,
                     vector=queries[at],
                     clusters=tuple(map(ClusterId, probes[at].tolist())),
-                    top_k=self._top_k,
+                    top_k=seam.TOP_K,
                     mode=self._mode,
                 )
                 for at, key in enumerate(keys)
@@ -131,7 +131,7 @@ class Carpool(Contestant):
             search, result = self._thread.take()
             at, owner = self._waiting.pop(search.key)
             owner.put((at, result))
-        found = np.full((len(queries), self._top_k), -1, np.int64)
+        found = np.full((len(queries), seam.TOP_K), -1, np.int64)
         for _ in searches:
             at, result = answers.get()
             if result is None or result.skipped:
@@ -141,7 +141,6 @@ class Carpool(Contestant):
         return found
 
     def close(self) -> None:
-        """Ends the search thread and frees the memory."""
         if self._thread is not None:
             self._thread.close()
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
+from carpool.arrays import Float32, Int64
 
 TOP_K = 10
 CHUNK_ROWS = 50_000
@@ -34,7 +32,6 @@ class SearchData:
     prepared: Path
     tuning: Float32
     index: Path | None = None
-    top_k: int = TOP_K
     memory_bytes: int | None = None
 
 
@@ -56,7 +53,7 @@ class Contestant(ABC):
 
     @abstractmethod
     def search(self, queries: Float32, setting: int) -> Int64:
-        """Returns the rows of each query, (n, top_k) int64, best first, -1 where there are none.
+        """Returns the rows of each query, (n, TOP_K) int64, best first, -1 where there are none.
 
         `queries`: (n, dim) float32, normalised. Blocks. Threads may call it at the same time.
         """

@@ -13,14 +13,15 @@ import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.search.contestants import contestant as seam
-from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
+from bench.search.contestants.contestant import Contestant, SearchData
 from bench.search.contestants.mapped_rows import MappedRows
+from carpool.arrays import Float32, Int64
 from indexer.kmeans import faiss
 
 INDEX_NAME, ROTATION_NAME = "index.faiss", "rotation.npy"
 BITS = 4
 CANDIDATES = 22
-"""Rows that are re-ranked for a top 10; for another top_k in proportion."""
+"""Rows that are re-ranked."""
 QUERY_BITS = 8
 """Bits for each number of a query."""
 NEAREST_FIRST = 10
@@ -45,18 +46,16 @@ class FaissVectors(Contestant):
         faiss.write_index(made, str(data.prepared / INDEX_NAME))
 
     def open(self, data: SearchData) -> None:
-        """Loads the index."""
         # Threads of BLAS that wait for more work take the cores from those of FAISS.
         threadpool_limits(limits=1, user_api="blas")
         faiss.omp_set_num_threads(seam.THREADS)
         opened: Any = faiss.read_index(str(data.prepared / INDEX_NAME))
         self._index = opened
         self.settings = seam.ladder(1, self._index.nlist)
-        self._top_k = data.top_k
 
     def search(self, queries: Float32, setting: int) -> Int64:
         """Answers the window by one call of FAISS; `setting`: clusters that are scanned."""
-        return self._find(queries, setting, self._top_k)
+        return self._find(queries, setting, seam.TOP_K)
 
     def _made(self, dimension: int, nlist: int, data: SearchData) -> Any:
         quantizer = faiss.IndexFlatIP(dimension)
@@ -75,7 +74,6 @@ class FaissCodes(FaissVectors):
     """A scan of codes that proposes `CANDIDATES` for a top 10, and their exact rows."""
 
     def open(self, data: SearchData) -> None:
-        """Loads the codes, and maps the rows."""
         super().open(data)
         self._index.qb = QUERY_BITS
         self._index.implem = NEAREST_FIRST
@@ -83,9 +81,7 @@ class FaissCodes(FaissVectors):
         self._rows = MappedRows(data.vectors)
 
     def search(self, queries: Float32, setting: int) -> Int64:
-        """Scans by one call of FAISS, and re-ranks what it proposes."""
-        count = -(-CANDIDATES * self._top_k // 10)
-        return self._rows.rank(queries, self._find(queries, setting, count), self._top_k)
+        return self._rows.rank(queries, self._find(queries, setting, CANDIDATES))
 
     def _made(self, dimension: int, nlist: int, data: SearchData) -> Any:
         random = np.random.default_rng(0).standard_normal((dimension, dimension))

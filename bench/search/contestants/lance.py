@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from bench.search.contestants import contestant as seam
-from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
+from bench.search.contestants.contestant import Contestant, SearchData
+from carpool.arrays import Float32, Int64
 
 TABLE, ROW, VECTOR = "rows", "row", "vector"
 REFINE = 20
-"""Rows that are re-ranked, as a multiple of top_k."""
+"""Rows that are re-ranked, as a multiple of those that are asked for."""
 
 
 class Lance(Contestant):
@@ -42,21 +43,18 @@ class Lance(Contestant):
         table.create_index(VECTOR, config=clusters)
 
     def open(self, data: SearchData) -> None:
-        """Opens the table."""
         import lancedb
 
         os.environ.setdefault("LANCE_LOG", "error")  # it warns of each search
         self._table: Any = lancedb.connect(str(data.prepared)).open_table(TABLE)
         self.settings = seam.ladder(1, math.isqrt(self._table.count_rows()))
-        self._top_k = data.top_k
 
     def search(self, queries: Float32, setting: int) -> Int64:
-        """Answers the window in one call."""
         asked = queries if len(queries) > 1 else queries[0]
         query = self._table.search(asked, vector_column_name=VECTOR).distance_type("dot")
-        query = query.nprobes(setting).refine_factor(REFINE).limit(self._top_k)
+        query = query.nprobes(setting).refine_factor(REFINE).limit(seam.TOP_K)
         answer = query.select([ROW, "_distance"]).to_arrow()
-        rows, found = answer[ROW].to_numpy(), np.full((len(queries), self._top_k), -1, np.int64)
+        rows, found = answer[ROW].to_numpy(), np.full((len(queries), seam.TOP_K), -1, np.int64)
         owners = answer["query_index"].to_numpy() if len(queries) > 1 else np.zeros(len(rows))
         for at, best in enumerate(found):
             some = rows[owners == at]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.search.contestants.contestant import Float32, Int64
+from bench.search.contestants.contestant import TOP_K
+from carpool.arrays import Float32, Int64
 
 
 class MappedRows:
@@ -23,21 +24,21 @@ class MappedRows:
         self._first = self._rows.offset % mmap.ALLOCATIONGRANULARITY  # a map begins at a page
         self._map.madvise(mmap.MADV_RANDOM)  # else the kernel reads 128 KiB for a row
 
-    def rank(self, queries: Float32, candidates: Int64, top_k: int) -> Int64:
-        """Returns the best `top_k` candidates of each query by exact score, best first. Blocks.
+    def rank(self, queries: Float32, candidates: Int64) -> Int64:
+        """Returns the best `TOP_K` candidates of each query by exact score, best first. Blocks.
 
         `queries`: (n, dim) float32; `candidates`: (n, count) int64 row numbers, -1 where there is
-        none. Ties are in the order of the numbers. Returns (n, top_k) int64, -1 where none.
+        none. Ties are in the order of the numbers. Returns (n, TOP_K) int64, -1 where none.
         """
         row_bytes = self._rows.shape[1] * self._rows.itemsize
         for row in np.unique(candidates[candidates >= 0]).tolist():
             start = self._first + row * row_bytes
             page = start // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_WILLNEED, page, start + row_bytes - page)
-        found = np.full((len(queries), top_k), -1, np.int64)
+        found = np.full((len(queries), TOP_K), -1, np.int64)
         for best, query, proposed in zip(found, queries, candidates, strict=True):
             rows = proposed[proposed >= 0]
             scores = self._rows[rows].astype(np.float32) @ query
-            rows = rows[np.lexsort((rows, -scores))[:top_k]]
+            rows = rows[np.lexsort((rows, -scores))[:TOP_K]]
             best[: len(rows)] = rows
         return found

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from bench.search.contestants import contestant as seam
-from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
+from bench.search.contestants.contestant import Contestant, SearchData
+from carpool.arrays import Float32, Int64
 
 EDGES, BUILD_EF = 16, 100
 """Qdrant's defaults."""
@@ -22,7 +23,6 @@ class Qdrant(Contestant):
     settings = seam.ladder(10, 3000)
 
     def build(self, data: SearchData) -> None:
-        """Adds the rows, and lets Qdrant build one segment."""
         import qdrant_edge as qdrant
 
         four: Any = qdrant.TurboQuantBitSize.Bits4
@@ -48,25 +48,21 @@ class Qdrant(Contestant):
         shard.close()
 
     def open(self, data: SearchData) -> None:
-        """Opens the shard."""
         import qdrant_edge as qdrant
 
         self._qdrant: Any = qdrant
         self._shard: Any = qdrant.EdgeShard.load(str(data.prepared))
-        self._top_k = data.top_k
 
     def search(self, queries: Float32, setting: int) -> Int64:
-        """Answers the window in one call."""
         codes = self._qdrant.QuantizationSearchParams(rescore=True, oversampling=OVERSAMPLING)
         params = self._qdrant.SearchParams(hnsw_ef=setting, quantization=codes)
         nearest, request = self._qdrant.Query.Nearest, self._qdrant.QueryRequest
         batch = [
-            request(limit=self._top_k, query=nearest(query), params=params)
+            request(limit=seam.TOP_K, query=nearest(query), params=params)
             for query in queries.tolist()
         ]
         found = self._shard.query_batch(self._qdrant.QueryBatchRequest(batch))
         return np.array([[point.id for point in points] for points in found], np.int64)
 
     def close(self) -> None:
-        """Closes the shard."""
         self._shard.close()

@@ -27,7 +27,6 @@ class Entry(NamedTuple):
     is_default: bool = True
 
     def make(self) -> Contestant:
-        """Returns a contestant."""
         kind = getattr(import_module(f"{__package__}.{self.file.removesuffix('.py')}"), self.kind)
         return cast(Contestant, kind(*self.arguments))
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from bench.search.contestants import contestant as seam
-from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
+from bench.search.contestants.contestant import Contestant, SearchData
+from carpool.arrays import Float32, Int64
 
 FOLDERS = ("config", "graph", "data")
 DEGREE, BUILD_WINDOW, ALPHA = 64, 128, 0.95
@@ -20,7 +21,6 @@ class Svs(Contestant):
     settings = seam.ladder(10, 2000)
 
     def build(self, data: SearchData) -> None:
-        """Builds the graph."""
         import svs
 
         wishes = svs.VamanaBuildParameters(ALPHA, DEGREE, BUILD_WINDOW)
@@ -29,7 +29,6 @@ class Svs(Contestant):
         made.save(*(str(data.prepared / name) for name in FOLDERS))
 
     def open(self, data: SearchData) -> None:
-        """Loads graph and rows."""
         import svs
 
         config, graph, stored = (str(data.prepared / name) for name in FOLDERS)
@@ -37,11 +36,9 @@ class Svs(Contestant):
         self._index: Any = svs.Vamana(
             config, svs.GraphLoader(graph), rows, svs.DistanceType.MIP, num_threads=seam.THREADS
         )
-        self._top_k = data.top_k
 
     def search(self, queries: Float32, setting: int) -> Int64:
-        """Answers the window in one call."""
         if self._index.search_window_size != setting:
             self._index.search_window_size = setting
-        found: Int64 = self._index.search(queries, self._top_k)[0].astype(np.int64)
+        found: Int64 = self._index.search(queries, seam.TOP_K)[0].astype(np.int64)
         return found

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from bench.search.contestants import contestant as seam
-from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
+from bench.search.contestants.contestant import Contestant, SearchData
 from bench.search.contestants.mapped_rows import MappedRows
+from carpool.arrays import Float32, Int64
 
 BITS = 4
 INDEX_NAME = "index.tv"
@@ -22,7 +23,6 @@ class Turbovec(Contestant):
     settings = seam.ladder(10, 1000)
 
     def build(self, data: SearchData) -> None:
-        """Encodes the rows."""
         from turbovec import TurboQuantIndex
 
         made: Any = TurboQuantIndex(dim=seam.shape_of(data.vectors)[1], bit_width=BITS)
@@ -32,14 +32,12 @@ class Turbovec(Contestant):
         made.write(str(data.prepared / INDEX_NAME))
 
     def open(self, data: SearchData) -> None:
-        """Loads the codes, and maps the rows."""
         from turbovec import TurboQuantIndex
 
         self._index: Any = TurboQuantIndex.load(str(data.prepared / INDEX_NAME))
         self._index.prepare()
-        self._rows, self._top_k = MappedRows(data.vectors), data.top_k
+        self._rows = MappedRows(data.vectors)
 
     def search(self, queries: Float32, setting: int) -> Int64:
-        """Scans the window in one call, and re-ranks."""
         _, proposed = self._index.search(queries, setting)
-        return self._rows.rank(queries, proposed.astype(np.int64), self._top_k)
+        return self._rows.rank(queries, proposed.astype(np.int64))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice, pairwise
+from typing import Unpack
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.core.load import LoadPlan, SentQuestion, even, poisson, run_load
-from producers.build_query import QueryRecord
+from bench.core.load import even, poisson, record_of, run_load
+from producers.build_query import QueryRecord, QuestionArgs
 from producers.errors import PublishError
 from producers.publish_queries import Placed
 from producers.read_questions import Question
@@ -75,51 +77,58 @@ class Broker:
 def load(
     broker: Broker,
     questions: Sequence[Question] = QUESTIONS,
-    plan: LoadPlan | None = None,
     cost_us: int = 0,
-) -> tuple[list[SentQuestion], list[str]]:
-    """Sends the questions, ten a second, with a clock moved by hand."""
-    clock, sent = HandClock(cost_us), list[SentQuestion]()
-    plan = plan or LoadPlan()
+    **asked: Unpack[QuestionArgs],
+) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """Sends the questions, ten a second, with a clock moved by hand.
+
+    Returns each id, when it was due and when it was sent; and the problems.
+    """
+    clock, sent = HandClock(cost_us), list[tuple[str, int, int]]()
     problems = run_load(
-        broker, questions, even(10), plan=plan, clock=clock, on_sent=sent.append, sleep=clock.sleep
+        broker,
+        questions,
+        even(10),
+        record_of=partial(record_of, **asked),
+        clock=clock,
+        on_sent=lambda query_id, due_us: sent.append((query_id, due_us, clock.at_us)),
+        sleep=clock.sleep,
     )
     return sent, problems
 
 
-def test_each_question_is_sent_at_its_intended_time_with_an_id_of_its_own() -> None:
+def test_each_question_is_sent_at_its_intended_time_under_its_own_id() -> None:
     broker = Broker()
-    sent, problems = load(broker)
-    assert [each.intended_us - START_US for each in sent] == [0, 100_000, 200_000]
-    assert [each.sent_us for each in sent] == [each.intended_us for each in sent]
-    assert [each.row for each in sent] == [0, 1, 2]
-    ids = [query.query_id for query in broker.queries()]
-    assert ids == [each.query_id for each in sent] and len(set(ids)) == 3
+    sent, problems = load(broker, top_k=4)
+    assert [due_us - START_US for _, due_us, _ in sent] == [0, 100_000, 200_000]
+    assert [sent_us for *_, sent_us in sent] == [due_us for _, due_us, _ in sent]
+    assert [query_id for query_id, *_ in sent] == ["q0", "q1", "q2"]
+    found = [(each.query_id, each.top_k) for each in broker.queries()]
+    assert found == [("q0", 4), ("q1", 4), ("q2", 4)]
     assert problems == []
 
 
 def test_a_machine_that_is_too_slow_sends_late_but_sends_all() -> None:
-    # Each look at the clock costs 60 ms and each question looks twice: 100 ms a question cannot be
+    # Each look at the clock costs 160 ms and each question looks once: 100 ms a question cannot be
     # kept.
-    sent, _ = load(Broker(), QUESTIONS * 3, cost_us=60_000)
-    gaps = {later.intended_us - earlier.intended_us for earlier, later in itertools.pairwise(sent)}
+    sent, _ = load(Broker(), QUESTIONS * 3, cost_us=160_000)
+    gaps = {later - earlier for (_, earlier, _), (_, later, _) in itertools.pairwise(sent)}
     assert gaps == {100_000}  # what is intended does not shift with what happens
-    assert sent[-1].sent_us - sent[-1].intended_us >= 8 * (2 * 60_000 - 100_000)
+    _, due_us, sent_us = sent[-1]
+    assert sent_us > due_us
 
 
 def test_refused_and_lost_questions_are_told_and_delay_nothing() -> None:
     sent, problems = load(Broker(full=1, lost=2))
-    assert [each.row for each in sent] == [0, 2]
+    assert [query_id for query_id, *_ in sent] == ["q0", "q2"]
     assert problems == ["the queue is full", "the leader is gone"]
     sent, (problem,) = load(Broker(), (Question(text=" "),))
     assert sent == [] and "blank" in problem
 
 
-def test_ids_of_the_file_may_be_kept() -> None:
-    broker = Broker()
-    load(broker, plan=LoadPlan(keep_ids=True, top_k=4))
-    found = [(each.query_id, each.top_k) for each in broker.queries()]
-    assert found == [("q0", 4), ("q1", 4), ("q2", 4)]
+def test_questions_without_an_id_get_one_each() -> None:
+    sent, _ = load(Broker(), (Question(text="a"),) * 3)
+    assert len({query_id for query_id, *_ in sent}) == 3
 
 
 # ---- when questions arrive: schedules are pure, seeded, and keep their rate

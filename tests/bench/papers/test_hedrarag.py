@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from bench.papers.hedrarag.baselines import Asked
-from bench.papers.hedrarag.contestants import Baseline, python_of, wait_until
-from bench.papers.hedrarag.loads import FIVE
+from bench.core.accounting import answer_accounting
+from bench.core.load import even
+from bench.core.session import open_session
+from bench.papers.hedrarag.contestants import baseline, python_of
+from bench.papers.hedrarag.loads import FIVE, steps_of, texts_of
 from bench.papers.hedrarag.stepped_llm import DECODE_S, PREFILL_S, STEP_S, SteppedLlm
 from bench.papers.hedrarag.workflows import promises
 from carpool.errors import ConfigError
+from producers.read_questions import Question
+from schemas.topics import ANSWERS
 from tests.e2e.support import build_index
 
 SPEED = 10.0
@@ -54,20 +58,24 @@ def test_no_text_is_written_sooner_than_the_measured_server_writes_it() -> None:
 
 def test_a_batch_runs_the_programs_and_answers_each_question_once(tmp_path: Path) -> None:
     index = build_index(tmp_path, documents=60, nlist=4, has_codes=True)
-    questions = [Asked(f"{name}-{at}", f"Question {at}?", name) for name in FIVE for at in (1, 2)]
-    with SteppedLlm(port=0, speed=0.0) as server:
-        baseline = Baseline("blocking", index, server.url, tmp_path)
-        for asked in questions:
-            baseline.send(asked)
-        wait_until(lambda: len(baseline.seen()) == len(questions), 60.0)
-        baseline.close()
-        seen = baseline.seen()
-        assert seen.keys() == {asked.id for asked in questions}
-        assert all(
-            len(each) == 1 and each[0].texts in TEXTS[id.partition("-")[0]]
-            for id, each in seen.items()
-        )
-        assert server.requests.started == sum(each[0].texts for each in seen.values())
+    questions = [
+        Question(id=f"{name}-{at}", text=f"Question {at}?", workflow=name)
+        for name in FIVE
+        for at in (1, 2)
+    ]
+    topics, stack = (ANSWERS.name,), baseline("blocking", sys.executable, tmp_path)
+    with (
+        SteppedLlm(port=0, speed=0.0) as server,
+        open_session(index, tmp_path, {}, topics=topics, llm_url=server.url, **stack) as session,
+    ):
+        sent = session.send(questions, even(100.0))
+        session.recorder.wait(sent.keys())
+        answers = session.answers(sent)
+        assert answer_accounting(sent, answers).holds
+        for answer in answers:
+            workflow = answer.query_id.partition("-")[0]
+            assert texts_of(answer) in TEXTS[workflow] and steps_of(answer) > 1, workflow
+        assert server.requests.started == sum(map(texts_of, answers))
 
 
 def test_an_environment_without_langgraph_is_refused_with_the_way_to_make_it() -> None:

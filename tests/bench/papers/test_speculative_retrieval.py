@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from bench.papers.hedrarag.nearness import Collection, final_at, history, texts_of
+from bench.data.grown import Collection
+from bench.papers.hedrarag.nearness import final_at, history, texts_of
 from bench.papers.hedrarag.speculative_retrieval import PLANES, Root, alone, busy
 from bench.papers.hedrarag.texts import run_program
 from carpool.workflow.programs.irg import irg

@@ -19,7 +19,7 @@ from bench.data.made_up import made_up_index
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.files import DeployedFiles
 from bench.reliability.chaos.llm_calls import calls_of
-from bench.reliability.chaos.load import WithHeaders
+from bench.reliability.chaos.load import with_headers
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import KINDS, PlannedFault, kind_counts, plan_faults, shares_of
 from bench.reliability.chaos.questions import ALWAYS, FAILS_AT_FIRST, WORD, chaos_questions
@@ -32,7 +32,6 @@ from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.llm_api import LlmRequests
 from carpool.workflow.load import load_programs
-from producers.build_query import QueryRecord, build_record
 from producers.read_questions import Question
 from schemas.headers import DEADLINE_HEADER, TENANT_HEADER
 
@@ -66,26 +65,9 @@ def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kin
         assert each.row == int(each.id[2:])
 
 
-class Sent:
-    """Keeps the records that it is given."""
-
-    def __init__(self) -> None:
-        self.records: list[QueryRecord] = []
-
-    def send(self, record: QueryRecord, on_placed: Any) -> None:
-        self.records.append(record)
-
-    def flush(self, timeout_s: float) -> int:
-        return 0
-
-
 def test_every_question_has_headers_of_its_own_and_some_have_a_deadline() -> None:
-    sent, asked = Sent(), chaos_questions(GIVEN[:400], 1)
-    sender = WithHeaders(sent, asked)
-    for each in asked:
-        record = build_record(each.text, now_us=0, query_id=each.id)
-        sender.send(record, print)
-    headers = [dict(record.headers) for record in sent.records]
+    asked, record_of = chaos_questions(GIVEN[:400], 1), with_headers(embedding_model="any")
+    headers = [dict(record_of(each, 0).headers) for each in asked]
     for name in ("correlation_id", "reply_to"):
         assert len({each[name] for each in headers}) == len(asked), "also those of one id"
     assert {each.get(TENANT_HEADER) for each in headers} == {None, b"north", b"south"}

@@ -34,14 +34,14 @@ def data(collection: Path, tmp_path: Path) -> SearchData:
         prepared=tmp_path / "prepared",
         tuning=unit_rows(np.random.default_rng(3), 50, DIMENSION),
         index=collection / "index",
-        top_k=5,
     )
 
 
-def make_options(folder: Path, *collections: Path, **wishes: Any) -> SearchOptions:
+def make_options(folder: Path, collection: Path, **wishes: Any) -> SearchOptions:
     """Returns the options of a run that takes seconds."""
     values: dict[str, Any] = {
-        "collection": [*collections],
+        "collection": collection,
+        "recall": [0.95, 0.98],
         "contestants": "faiss-memory",
         "memory_held_by": "none",
         "work": folder / "work",

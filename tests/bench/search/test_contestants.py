@@ -14,7 +14,7 @@ import pytest
 from bench.data.exact import exact_answers
 from bench.search.child import tune
 from bench.search.contestants.carpool import GROWTH_BYTES, Carpool, budget_for
-from bench.search.contestants.contestant import SearchData, chunks_of, ladder
+from bench.search.contestants.contestant import TOP_K, SearchData, chunks_of, ladder
 from bench.search.contestants.mapped_rows import MappedRows
 from bench.search.contestants.registry import ENTRIES, chosen_names
 from carpool.errors import ConfigError
@@ -33,7 +33,7 @@ def test_it_finds_what_scoring_every_row_finds(name: str, data: SearchData) -> N
     if not find_spec(ENTRIES[name].package):
         pytest.skip(f"{ENTRIES[name].package} is not installed")
     contestant = ENTRIES[name].make()
-    best = exact_answers(chunks_of(data.vectors), data.tuning, data.top_k)
+    best = exact_answers(chunks_of(data.vectors), data.tuning, TOP_K)
     contestant.build(data)
     contestant.open(data)
     try:
@@ -41,7 +41,7 @@ def test_it_finds_what_scoring_every_row_finds(name: str, data: SearchData) -> N
         found = contestant.search(data.tuning, contestant.settings[-1])
     finally:
         contestant.close()
-    assert found.shape == (50, data.top_k)
+    assert found.shape == (50, TOP_K)
     assert most == best.recall(found) > 0.97
     assert setting in contestant.settings
     if name == "carpool-exact":
@@ -57,7 +57,7 @@ def test_carpool_builds_an_index_where_none_is_given(data: SearchData) -> None:
         found = contestant.search(data.tuning, 1)
     finally:
         contestant.close()
-    assert exact_answers(chunks_of(data.vectors), data.tuning, data.top_k).recall(found) == 1
+    assert exact_answers(chunks_of(data.vectors), data.tuning, TOP_K).recall(found) == 1
 
 
 def test_a_hot_shard_holds_what_tuning_questions_probe(
@@ -118,7 +118,7 @@ def test_candidates_are_ranked_by_exact_rows_of_a_file(dimension: int, tmp_path:
     candidates[7, 0] = 499  # the last row: its last page is not whole
     candidates[8, :3] = [9, 3, -1]
     found = [
-        best[best >= 0] for best in MappedRows(tmp_path / "rows.npy").rank(queries, candidates, 10)
+        best[best >= 0] for best in MappedRows(tmp_path / "rows.npy").rank(queries, candidates)
     ]
     for query, taken, best in zip(queries, candidates, found, strict=True):
         there = np.sort(taken[taken >= 0])

@@ -7,7 +7,14 @@ import pytest
 
 from bench.data.exact import MARGIN, BestRows, exact_answers
 from bench.search.child import ChildRequest, measure, tune
-from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData, chunks_of
+from bench.search.contestants.contestant import (
+    TOP_K,
+    Contestant,
+    Float32,
+    Int64,
+    SearchData,
+    chunks_of,
+)
 from tests.bench.helpers import unit_rows
 
 QUERIES = unit_rows(np.random.default_rng(3), 50, 16)
@@ -67,6 +74,6 @@ def test_the_best_rows_are_those_of_a_sort(
     data: SearchData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.search.contestants.contestant.CHUNK_ROWS", 150)
-    found = exact_answers(chunks_of(data.vectors), data.tuning, data.top_k)
+    found = exact_answers(chunks_of(data.vectors), data.tuning, TOP_K)
     order = np.argsort(-(data.tuning @ np.load(data.vectors).T), axis=1)
-    assert (found.rows == order[:, : data.top_k + MARGIN]).all()
+    assert (found.rows == order[:, : TOP_K + MARGIN]).all()

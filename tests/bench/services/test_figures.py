@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from bench.core.accounting import account, answer_accounting, final_retrievals, retrieval_accounting
+from bench.core.accounting import account, answer_accounting
 from bench.core.spread import spread
-from bench.data.exact import Ranking
-from bench.services.claims import evidence_share
+from bench.services.claims import evidence_share, first_retrievals
 from bench.services.overhead import NO_LLM, SideResult, promises
-from schemas.answer import Answer, unanswered
+from schemas.answer import unanswered
 from tests.bench.helpers import received
-from tests.records import a_retrieval, an_answer
-
-
-def refused(query_id: str, stage: str, status: str) -> Answer:
-    return unanswered(
-        query_id=query_id,
-        status=status,  # type: ignore[arg-type]
-        stage=stage,  # type: ignore[arg-type]
-        error_type="x",
-        message="no",
-        retryable=True,
-    )
+from tests.records import a_retrieval, an_answer, some_hits
 
 
 def test_the_first_final_retrieval_of_a_query_counts() -> None:
     records = [
-        received("a", a_retrieval(bytes_read=1, is_final=False), 1),
-        received("a", a_retrieval(bytes_read=2), 2),
-        received("a", a_retrieval(bytes_read=3), 3),
-        received("another", a_retrieval(), 4),
+        received("a", a_retrieval(is_final=False)),
+        received("a", a_retrieval(hits=some_hits(2))),
+        received("a", a_retrieval(hits=some_hits(3))),
+        received("another", a_retrieval()),
     ]
-    found = final_retrievals(records, {"a", "b"})
-    assert {key: (one.bytes_read, at) for key, (one, at) in found.items()} == {"a": (2, 2)}
-
-
-def test_answers_of_grouper_and_searcher_say_why_there_is_no_retrieval() -> None:
-    answers = [refused("b", "searcher", "expired"), refused("a", "generator", "failed")]
-    found = retrieval_accounting({"a", "b"}, [received("a", a_retrieval())], answers)
-    assert (found.answered, found.missing, found.other) == (1, 0, {"expired": 1})
+    assert first_retrievals(records, {"a", "b"}) == {"a": some_hits(2)}
 
 
 def test_a_query_is_answered_by_one_answer_that_contains_an_answer() -> None:
@@ -47,13 +28,19 @@ def test_a_query_is_answered_by_one_answer_that_contains_an_answer() -> None:
     assert answer_accounting({"a", "b"}, answers).holds
     assert not answer_accounting({"a", "b", "c"}, answers).holds
     assert not answer_accounting({"a", "b"}, [*answers, an_answer("a")]).holds
-    failed = refused("b", "generator", "failed")
-    assert answer_accounting({"a", "b"}, [answers[0], failed]).other == {"failed": 1}
+    failed = unanswered(
+        query_id="b",
+        status="failed",
+        stage="generator",
+        error_type="x",
+        message="no",
+        retryable=True,
+    )
+    assert answer_accounting({"a", "b"}, [answers[0], failed]).missing == 1
 
 
 def test_evidence_counts_among_the_first_hits_only_and_a_claim_without_hits_is_missed() -> None:
-    ids = {"a": ("1", "2", "3"), "b": ("9", "4"), "other": ("5",)}
-    found = {claim: Ranking(ids=each, scores=()) for claim, each in ids.items()}
+    found = {"a": ("1", "2", "3"), "b": ("9", "4"), "other": ("5",)}
     pages = {"a": "37", "b": "4", "c": "6", "d": "8", "e": ""}
     evidence = {claim: frozenset(ids) for claim, ids in pages.items()}
     assert evidence_share(found, evidence, first=2) == 0.25

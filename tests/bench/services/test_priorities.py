@@ -11,11 +11,7 @@ from msgspec.structs import replace
 from bench.core.accounting import account
 from bench.core.spread import spread
 from bench.services.options import PrioritiesOptions
-from bench.services.priorities import (
-    ConditionResult,
-    PrioritiesResult,
-    run,
-)
+from bench.services.priorities import ConditionResult, promises_of, run
 
 ONE_ANSWER = "each question has one answer"
 
@@ -58,10 +54,7 @@ TWICE = replace(condition(1), accounting=account(["a"], ["a", "a"]))
 def test_each_promise_breaks_by_itself(
     changes: dict[str, ConditionResult], batch_left: int, broken: str | None
 ) -> None:
-    result = PrioritiesResult(
-        conditions=CONDITIONS | changes, batch_left=batch_left, batch_per_s=50.0
-    )
-    promises = result.promises()
+    promises = promises_of(CONDITIONS | changes, batch_left)
     assert len(promises) == 4
     assert [name for name, is_kept in promises.items() if not is_kept] == [broken] * bool(broken)
 
