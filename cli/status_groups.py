@@ -18,7 +18,7 @@ from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.topic_reader import TopicReader
+from carpool.kafka.topic_reader import END_WAIT_MS, TopicReader
 from cli.status_verdict import GroupStatus, Member, Partition
 
 PEEK_S = 3.0
@@ -149,6 +149,7 @@ class Brokers:
             return {}
         config = {
             "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": END_WAIT_MS,
             "queued.min.messages": 1,
             "queued.max.messages.kbytes": 1_024,
         }

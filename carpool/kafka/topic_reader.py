@@ -32,6 +32,8 @@ from schemas.topics import MESSAGE_BYTES_MAX
 log = logging.getLogger(__name__)  # structlog imports rich, and clients need neither
 
 POLL_S = 0.05
+END_WAIT_MS = 10
+"""How long brokers wait at the end of a log, which ends the reading: for nothing."""
 BATCH = 500
 RETRY_S = 0.1
 LEADERLESS = frozenset(
@@ -295,6 +297,7 @@ def read_topic(
     """
     config = {
         "auto.offset.reset": "earliest",  # retention may delete records meanwhile
+        "fetch.wait.max.ms": END_WAIT_MS,
         "fetch.message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
     }
     with TopicReader(settings, clock, name=name, config=config) as reader:
