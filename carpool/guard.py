@@ -39,6 +39,7 @@ def _list() -> IO[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        cwd="/",  # it uses no folder of ours
     )
     atexit.register(reaper.__exit__, None, None, None)
     assert reaper.stdin is not None, "the reaper was started with a pipe"

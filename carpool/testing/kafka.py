@@ -100,10 +100,8 @@ class KafkaServer:
         self._properties.write_text(
             "".join(f"{name}={value}\n" for name, value in properties.items())
         )
-        format_folder = ("format", "-t", CLUSTER_ID, "-c", str(self._properties))
-        command = self._java(
-            QUICK_JAVA, "kafka.tools.StorageTool", *format_folder, "--ignore-formatted"
-        )
+        options = ("format", "-t", CLUSTER_ID, "-c", str(self._properties), "--ignore-formatted")
+        command = self._java(QUICK_JAVA, "kafka.tools.StorageTool", *options)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError(f"Kafka cannot be set up: {done.stdout}{done.stderr}")
