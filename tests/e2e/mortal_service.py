@@ -1,4 +1,7 @@
-"""A service of the tests that dies of the record `bad`, and never ends the record `slow`."""
+"""A service of the tests that dies of the record `bad`, and never ends the record `slow`.
+
+It tries a suspected record after a second without work.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Sequence
 
 from carpool.intakes import query_intake
 from carpool.kafka.settings import KafkaSettings
+from carpool.loop import alone
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.run_service import run_service
 from carpool.telemetry.settings import HttpSettings, LogSettings
@@ -57,6 +61,7 @@ class MortalStage:
 
 if __name__ == "__main__":
     bootstrap, instance_id, protocol = sys.argv[1:]
+    alone.QUIET_US = 1_000_000
     run_service(
         name="grouper",
         intake=query_intake(),

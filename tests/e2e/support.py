@@ -12,13 +12,16 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from bench.core.stack import Stack
 from carpool.clock import SystemClock
 from carpool.embedding import EmbeddingSettings
 from carpool.kafka.admin import create_topics
+from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.raw_records import headers_of
 from carpool.kafka.records import TopicPartition as Place
 from carpool.kafka.settings import KafkaSettings
+from carpool.testing.llm_server import LlmServer
 from indexer.build import BuildRequest
 from indexer.build import build_index as build
 from indexer.progress import SilentProgress
@@ -71,6 +74,21 @@ def quick_settings() -> dict[str, str]:
         "CARPOOL_KAFKA_LIBRDKAFKA": '{"session.timeout.ms": 2000}',
         "CARPOOL_EMBEDDING_MODEL": MODEL,
     }
+
+
+def services(
+    bootstrap: str, index: Path, folder: Path, llm: LlmServer | None = None, **settings: str
+) -> Stack:
+    """All services. `settings`: by their variables, without `CARPOOL_`."""
+    named = {f"CARPOOL_{name}": value for name, value in settings.items()}
+    of_llm = {} if llm is None else {"CARPOOL_LLM_MODEL": llm.model}
+    return Stack(
+        bootstrap=bootstrap,
+        index_dir=index,
+        work_dir=folder,
+        settings=quick_settings() | of_llm | named,
+        llm_url=None if llm is None else llm.url,
+    )
 
 
 @dataclass(frozen=True)
@@ -163,6 +181,7 @@ def read_all(
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS,
         }
     )
     partitions = consumer.list_topics(topic, timeout=WAIT_S).topics[topic].partitions

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.core.stack import Stack
 from carpool.disk.manifest import read_manifest
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
@@ -23,9 +22,9 @@ from tests.e2e.support import (
     LoggedRecord,
     Publisher,
     committed_positions,
-    quick_settings,
     read_all,
     read_to_end,
+    services,
 )
 from tests.kafka.fuzzing import Mutator, Raw, real_records
 from tests.kafka.raw_producer import write_with_header_name
@@ -44,7 +43,13 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 def fuzzed(count: int) -> list[Raw]:
     mutator, real = Mutator(seed=SEED), real_records()[QUERIES.name]
-    return [mutator.mutated(real[number % len(real)]) for number in range(count)]
+    return [mutator.mutated(with_id(real[at % len(real)], b"q-%d" % at)) for at in range(count)]
+
+
+def with_id(raw: Raw, query_id: bytes) -> Raw:
+    """A record with an id of its own: questions of the same id are answered one after the other."""
+    headers = tuple((name, it and it.replace(b"q-1", query_id)) for name, it in raw.headers)
+    return Raw((raw.value or b"").replace(b"q-1", query_id), headers)
 
 
 def is_refused(record: LoggedRecord) -> bool:
@@ -103,11 +108,8 @@ def test_every_bad_query_ends_and_good_queries_between_them_are_answered(
     refused = {at for at, record in published.items() if is_refused(record)}
     assert len(refused) > RECORDS // 4
 
-    with Stack(
-        bootstrap=kafka_bootstrap,
-        index_dir=small_index,
-        work_dir=tmp_path / "run",
-        settings=quick_settings() | {"CARPOOL_KAFKA_PREFIX": kafka.prefix},
+    with services(
+        kafka_bootstrap, small_index, tmp_path / "run", KAFKA_PREFIX=kafka.prefix
     ) as stack:
         read_all(kafka_bootstrap, dead, until=lambda found: refused <= set(map(place, found)))
         answers = read_all(

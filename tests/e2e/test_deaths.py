@@ -26,8 +26,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
-    """The address of a new Kafka broker with all topics."""
-    with KafkaServer(tmp_path / "kafka") as server:
+    """The address of a new Kafka broker with all topics, which soon takes members for dead."""
+    quick = {"group.consumer.session.timeout.ms": 2_000}
+    with KafkaServer(tmp_path / "kafka", settings=quick) as server:
         create_topics(KafkaSettings(bootstrap=server.bootstrap))
         yield server.bootstrap
 

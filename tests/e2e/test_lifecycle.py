@@ -19,7 +19,7 @@ import pytest
 from bench.core.stack import SERVICES, Stack
 from carpool.testing.llm_server import LlmFault, LlmServer
 from schemas.topics import ANSWERS, QUERIES
-from tests.e2e.support import MODEL, Publisher, question, quick_settings, read_all, read_to_end
+from tests.e2e.support import MODEL, Publisher, question, read_all, read_to_end, services
 from tests.waiting import WAIT_S, wait_until
 
 BURST = 60
@@ -65,16 +65,10 @@ class Asking:
 def test_services_that_are_stopped_and_killed_at_work_lose_nothing(
     bootstrap: str, small_index: Path, tmp_path: Path
 ) -> None:
-    one_at_a_time = {"CARPOOL_GENERATOR_CONCURRENCY": "1"}  # some are left at the broker
+    one_at_a_time = {"GENERATOR_CONCURRENCY": "1"}  # some are left at the broker
     with (
         LlmServer(latency_ms=100) as llm,
-        Stack(
-            bootstrap=bootstrap,
-            index_dir=small_index,
-            work_dir=tmp_path,
-            settings=quick_settings() | {"CARPOOL_LLM_MODEL": llm.model} | one_at_a_time,
-            llm_url=llm.url,
-        ) as stack,
+        services(bootstrap, small_index, tmp_path, llm, **one_at_a_time) as stack,
     ):
         asking = Asking(stack)
         asking.burst_until_taken(BURST, "generator")

@@ -19,7 +19,7 @@ from carpool.kafka.settings import KafkaSettings
 from schemas.record import Headers
 from schemas.topics import ANSWERS, QUERIES, TOPICS
 from tests.cli.support import carpool
-from tests.e2e.support import MODEL, Publisher, at_least, make_again, read_all, read_to_end
+from tests.e2e.support import Publisher, at_least, make_again, read_all, read_to_end, services
 from tests.waiting import WAIT_S, wait_until
 
 EACH = 20
@@ -36,24 +36,14 @@ def test_without_its_offsets_a_log_is_read_again_by_permission_and_nothing_is_an
         create_topics(each)
     queries, answers = map(kafka.broker_topic, (QUERIES.name, ANSWERS.name))
     publisher = Publisher(kafka_bootstrap)
-    variables = {
-        "CARPOOL_KAFKA_BOOTSTRAP": kafka_bootstrap,
-        "CARPOOL_KAFKA_PREFIX": kafka.prefix,
-        "CARPOOL_EMBEDDING_MODEL": MODEL,
-        "CARPOOL_LLM_ENGINE": "none",
-    }
 
     def publish(query_id: str, text: object, headers: Headers = ()) -> None:
         value = json.dumps({"query_id": query_id, "text": text}).encode()
         publisher.queue(queries, value, key=query_id, headers=headers)
 
     def stack() -> Stack:
-        return Stack(
-            bootstrap=kafka_bootstrap,
-            index_dir=small_index,
-            work_dir=tmp_path / "run",
-            settings=variables,
-        )
+        settings = {"KAFKA_PREFIX": kafka.prefix, "LLM_ENGINE": "none"}
+        return services(kafka_bootstrap, small_index, tmp_path / "run", **settings)
 
     elsewhere = json.dumps({"query_id": "elsewhere", "text": "what of the river?"}).encode()
     assert publisher.send(QUERIES.name, elsewhere) is None
@@ -111,12 +101,10 @@ def test_bare_texts_are_answered_at_the_places_of_others_once_their_topic_is_mad
     kafka = KafkaSettings(bootstrap=kafka_bootstrap, prefix="bare", partitions=2)
     create_topics(kafka)
     queries, answers = map(kafka.broker_topic, (QUERIES.name, ANSWERS.name))
-    variables = {
-        "CARPOOL_KAFKA_BOOTSTRAP": kafka_bootstrap,
-        "CARPOOL_KAFKA_PREFIX": kafka.prefix,
-        "CARPOOL_KAFKA_LIBRDKAFKA": '{"group.protocol": "classic"}',
-        "CARPOOL_EMBEDDING_MODEL": MODEL,
-        "CARPOOL_LLM_ENGINE": "none",
+    settings = {
+        "KAFKA_PREFIX": kafka.prefix,
+        "KAFKA_LIBRDKAFKA": '{"group.protocol": "classic"}',
+        "LLM_ENGINE": "none",
     }
 
     def publish(first: int) -> None:
@@ -126,12 +114,7 @@ def test_bare_texts_are_answered_at_the_places_of_others_once_their_topic_is_mad
             publisher.queue(queries, text.encode(), key=str(number))
         publisher.flush()
 
-    with Stack(
-        bootstrap=kafka_bootstrap,
-        index_dir=small_index,
-        work_dir=tmp_path / "run",
-        settings=variables,
-    ):
+    with services(kafka_bootstrap, small_index, tmp_path / "run", **settings):
         publish(0)
         read_all(kafka_bootstrap, answers, until=at_least(EACH))
         make_again(kafka, QUERIES)

@@ -23,6 +23,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
+TIMEOUT_MS = 2_000
 
 
 def java_hash(text: str) -> int:
@@ -42,7 +43,7 @@ def leaders(server: KafkaServer, topic: str) -> dict[int, int]:
 
 def led_prefix(server: KafkaServer, *, group: int, transactional_id: int) -> str:
     """A prefix whose generator has its coordinators at these brokers. Makes Kafka's own topics."""
-    settings = KafkaSettings(bootstrap=server.bootstrap)
+    settings = KafkaSettings(bootstrap=server.bootstrap, request_timeout_ms=TIMEOUT_MS)
     with suppress(KafkaException):
         committed_so_far(settings, "any", [TopicPartition(QUERIES.name, 0)])
     producer = LibrdkafkaTransactionalProducer(settings, "any")
@@ -73,6 +74,8 @@ def test_a_service_waits_for_its_brokers_and_for_the_coordinator_of(
         "transaction.state.log.replication.factor": 1,
         "transaction.state.log.min.isr": 1,
         "min.insync.replicas": 1,
+        "broker.session.timeout.ms": 2_000,
+        "broker.heartbeat.interval.ms": 500,
     }
     second = {
         "process.roles": "broker",
@@ -91,7 +94,11 @@ def test_a_service_waits_for_its_brokers_and_for_the_coordinator_of(
             index_dir=tmp_path,
             work_dir=tmp_path,
             services=("generator",),
-            settings={"CARPOOL_KAFKA_PREFIX": prefix, "CARPOOL_LLM_ENGINE": "none"},
+            settings={
+                "CARPOOL_KAFKA_PREFIX": prefix,
+                "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": str(TIMEOUT_MS),
+                "CARPOOL_LLM_ENGINE": "none",
+            },
         )["generator"]
 
         def says(*texts: str) -> bool:

@@ -9,12 +9,11 @@ import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, messaging_attributes
 from opentelemetry.semconv.attributes import server_attributes
 
-from bench.core.stack import Stack
 from carpool.testing.llm_server import LlmServer
 from carpool.tracing.setup import SEMANTIC_CONVENTIONS
 from schemas.record import Headers
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
-from tests.e2e.support import Publisher, at_least, quick_settings, read_all
+from tests.e2e.support import Publisher, at_least, read_all, services
 from tests.loop.collector import Collector, Seen
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -44,13 +43,7 @@ def test_a_query_is_one_trace_through_all_topics(
 ) -> None:
     with LlmServer() as llm, Collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        with Stack(
-            bootstrap=bootstrap,
-            index_dir=small_index,
-            work_dir=tmp_path,
-            settings=quick_settings() | {"CARPOOL_LLM_MODEL": llm.model},
-            llm_url=llm.url,
-        ):
+        with services(bootstrap, small_index, tmp_path, llm):
             publisher = Publisher(bootstrap)
             headers: Headers = (("traceparent", ASKED.encode()), ("tracestate", b"vendor=1"))
             for query_id, its_headers in (("traced", headers), ("plain", ())):

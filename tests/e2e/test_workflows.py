@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from bench.core.stack import Stack
 from carpool.testing.llm_server import LlmServer
 from schemas.topics import ANSWERS, QUERIES
 from tests.deploy.doc_blocks import ROOT
-from tests.e2e.support import Publisher, quick_settings, read_all
+from tests.e2e.support import Publisher, read_all, services
 from tests.loop.test_workflows import GRAPH, STEPS_OF
 from tests.waiting import WAIT_S
 from tests.workflow import listings
@@ -40,17 +39,8 @@ def said_by_java(bootstrap: str, workflow: str, folder: Path) -> str:
 def test_every_program_is_answered_once_and_a_java_program_starts_one(
     fresh_broker: str, small_index: Path, tmp_path: Path
 ) -> None:
-    settings = {"CARPOOL_WORKFLOW_MODULES": listings.__file__}
-    with (
-        LlmServer() as llm,
-        Stack(
-            bootstrap=fresh_broker,
-            index_dir=small_index,
-            work_dir=tmp_path,
-            settings=quick_settings() | settings | {"CARPOOL_LLM_MODEL": llm.model},
-            llm_url=llm.url,
-        ),
-    ):
+    modules = {"WORKFLOW_MODULES": listings.__file__}
+    with LlmServer() as llm, services(fresh_broker, small_index, tmp_path, llm, **modules):
         publisher = Publisher(fresh_broker)
         workflows: dict[str, Any] = {name: name for name in (*BUILT_IN, *LISTED, "unknown")}
         workflows["graph"] = {"graph": GRAPH}

@@ -40,7 +40,9 @@ _offsets = itertools.count()
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with KafkaServer(tmp_path_factory.mktemp("generator") / "kafka") as kafka:
+    quick = {"group.consumer.session.timeout.ms": 2_000}  # one member is killed
+    folder = tmp_path_factory.mktemp("generator") / "kafka"
+    with KafkaServer(folder, settings=quick) as kafka:
         create_topics(KafkaSettings(bootstrap=kafka.bootstrap))
         yield kafka.bootstrap
 
@@ -149,7 +151,7 @@ def test_withdrawn_questions_free_all_places_at_a_server_that_hangs(
     assert llm.requests.disconnected == CONCURRENCY
 
 
-@pytest.mark.parametrize("outage_s", [2.0, pytest.param(60.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("outage_s", [1.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
     broker: str, tmp_path: Path, outage_s: float
 ) -> None:

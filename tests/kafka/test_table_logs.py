@@ -32,6 +32,7 @@ PARTITIONS = 4
 PREFIX = "tables"
 THERE = f"{PREFIX}.{ANSWERS.name}"
 """The topic of answers, as it is named at the brokers."""
+KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
 _numbers = itertools.count()
 
 
@@ -77,13 +78,11 @@ class Log:
         return found
 
 
-@pytest.fixture(params=["memory", "embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(params=["memory", "embedded", KAFKA])
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     if request.param == "memory":
-        memory = MemoryBroker(
-            SystemClock(), {ANSWERS.name: PARTITIONS, RETRIEVALS.name: PARTITIONS}
-        )
-        found = _memory_log(memory)
+        topics = {ANSWERS.name: PARTITIONS, RETRIEVALS.name: PARTITIONS}
+        found = _memory_log(MemoryBroker(SystemClock(), topics))
     else:
         address = request.getfixturevalue(f"{request.param}_bootstrap")
         settings = KafkaSettings(bootstrap=address, prefix=PREFIX, partitions=PARTITIONS)
@@ -134,9 +133,7 @@ def begin_at_the_end(log: Log, partition: int) -> int:
     return log.reader.position(partition)
 
 
-def test_present_and_later_records_are_read_in_order_with_key_headers_and_place(
-    log: Log,
-) -> None:
+def test_present_and_later_records_are_read_in_order_with_key_headers_and_place(log: Log) -> None:
     start = begin_at_the_end(log, 0)
     a, b, c = values("a", "b", "c")
     log.write(0, a, b)
@@ -244,14 +241,10 @@ def test_a_record_that_does_not_exist_is_none(log: Log) -> None:
     assert log.reader.fetch(0, end + 1_000) is None
 
 
-@pytest.mark.kafka
+@pytest.mark.parametrize("log", [KAFKA], indirect=True)
 def test_a_deleted_record_is_none_and_the_log_is_read_from_the_first_remaining_record(
-    kafka_bootstrap: str,
+    log: Log, kafka_bootstrap: str
 ) -> None:
-    log = _kafka_log(
-        "kafka", KafkaSettings(bootstrap=kafka_bootstrap, prefix=PREFIX, partitions=PARTITIONS)
-    )
-    log.reader.open()
     gone, kept = values("gone", "kept")
     start = log.reader.end(2)
     log.write(2, gone, kept)
@@ -262,21 +255,15 @@ def test_a_deleted_record_is_none_and_the_log_is_read_from_the_first_remaining_r
     assert log.reader.first_since(2, 0) == start + 1
     log.reader.begin(2, start)
     assert log.read(1)[0].value == kept
-    log.reader.close()
 
 
-@pytest.mark.kafka
-def test_a_record_of_the_largest_size_is_looked_up(kafka_bootstrap: str) -> None:
-    log = _kafka_log(
-        "kafka", KafkaSettings(bootstrap=kafka_bootstrap, prefix=PREFIX, partitions=PARTITIONS)
-    )
-    log.reader.open()
+@pytest.mark.parametrize("log", [KAFKA], indirect=True)
+def test_a_record_of_the_largest_size_is_looked_up(log: Log) -> None:
     start = log.reader.end(2)
     large = bytes(ANSWERS.max_message_bytes - 1_024)
     log.write(2, large)
     found = log.reader.fetch(2, start)
     assert found is not None and found.value == large
-    log.reader.close()
 
 
 @pytest.mark.kafka

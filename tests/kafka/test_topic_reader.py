@@ -39,7 +39,11 @@ def test_a_topic_that_does_not_exist_is_an_error(reader: TopicReader) -> None:
 
 
 @pytest.mark.kafka
-def test_a_topic_that_is_made_again_is_read_from_its_beginning(kafka_bootstrap: str) -> None:
+def test_a_topic_that_is_made_again_is_read_from_its_beginning(
+    kafka_bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_reader, "METADATA_REFRESH_MS", 1_000)
+    soon = {"topic.metadata.refresh.interval.ms": 1_000}
     prefix = f"again-{uuid.uuid4().hex[:8]}"
     settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix=prefix, partitions=1)
     create_topics(settings, (ANSWERS,))
@@ -58,7 +62,7 @@ def test_a_topic_that_is_made_again_is_read_from_its_beginning(kafka_bootstrap: 
             lambda: found,
         )
 
-    with TopicReader(settings, SystemClock(), name="again", config=FOLLOWER) as reader:
+    with TopicReader(settings, SystemClock(), name="again", config=FOLLOWER | soon) as reader:
         (at,) = reader.partitions(ANSWERS.name)
         reader.add({at: reader.bounds(at, patience_s=WAIT_S)[1]})
         read(reader, b"1", b"2")

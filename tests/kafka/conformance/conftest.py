@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
+from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from tests.kafka.conformance.harness import PARTITIONS, Broker, InMemory, Reached
@@ -21,17 +24,14 @@ def make_broker(request: pytest.FixtureRequest) -> Broker:
     if request.param == "memory":
         return InMemory(name)
     if request.param == "embedded":
-        address: str = request.getfixturevalue("embedded_bootstrap")
-        return Reached(
-            name,
-            "embedded",
-            KafkaSettings(
-                bootstrap=address,
-                prefix=PREFIX,
-                partitions=PARTITIONS,
-                librdkafka={"session.timeout.ms": 2_000},
-            ),
+        quick = {"session.timeout.ms": 2_000, "fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS}
+        settings = KafkaSettings(
+            bootstrap=request.getfixturevalue("embedded_bootstrap"),
+            prefix=PREFIX,
+            partitions=PARTITIONS,
+            librdkafka=quick,
         )
+        return Reached(name, "embedded", settings)
     server: KafkaServer = request.getfixturevalue("kafka_server")
     settings = KafkaSettings(
         bootstrap=server.bootstrap,
@@ -45,18 +45,21 @@ def make_broker(request: pytest.FixtureRequest) -> Broker:
 
 
 @pytest.fixture(params=["memory", "embedded", KAFKA])
-def broker(request: pytest.FixtureRequest) -> Broker:
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """Every kind of broker."""
-    return make_broker(request)
+    with closing(make_broker(request)) as made:
+        yield made
 
 
 @pytest.fixture(params=["memory", KAFKA])
-def transactional_broker(request: pytest.FixtureRequest) -> Broker:
+def transactional_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """Every kind of broker that keeps transactions."""
-    return make_broker(request)
+    with closing(make_broker(request)) as made:
+        yield made
 
 
 @pytest.fixture(params=["memory", KAFKA, CLASSIC])
-def group_broker(request: pytest.FixtureRequest) -> Broker:
+def group_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """Every kind of broker that keeps transactions, with every protocol for consumer groups."""
-    return make_broker(request)
+    with closing(make_broker(request)) as made:
+        yield made

@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.admin import create_topics
-from carpool.kafka.client_config import client_config
+from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS, client_config
 from carpool.kafka.clients import (
     ConsumerClient,
     Position,
@@ -83,6 +83,12 @@ class Broker(ABC):
     def __init__(self, name: str) -> None:
         self.topic, self.results, self.drafts = name, f"{name}-results", f"{name}-drafts"
         self.group = f"g-{name}"
+        self.members: list[Member] = []
+
+    def close(self) -> None:
+        """Closes the members that are left."""
+        for member in [*self.members]:
+            member.close()
 
     def at(self, partition: int) -> TopicPartition:
         return TopicPartition(self.topic, partition)
@@ -239,6 +245,7 @@ class Reached(Broker):
         return Consumer(
             client_config(self.settings)
             | {"group.id": self.group, "isolation.level": isolation, "enable.partition.eof": True}
+            | {"fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS}
         )
 
     @contextmanager
@@ -262,6 +269,7 @@ class Member:
         insist(self.producer.start)
         self.consumer = broker.consumer(instance_id)
         self.consumer.subscribe(broker.topic, self.listener)
+        broker.members.append(self)
 
     def await_partitions(self, count: int = PARTITIONS) -> Member:
         poll_until(self.consumer, lambda: len(self.listener.positions) == count)
@@ -293,11 +301,13 @@ class Member:
         """Ends as a killed process does: leaves no group, closes nothing."""
         if isinstance(self.consumer, MemoryConsumer):
             self.consumer.crash()
+        self.broker.members.remove(self)
         del self.producer, self.consumer
         # Callbacks reference the consumer, and its heartbeats continue until it is collected.
         gc.collect()
 
     def close(self) -> None:
+        self.broker.members.remove(self)
         self.consumer.close()
         self.producer.close()
 

@@ -45,9 +45,7 @@ def test_a_member_that_left_joins_again_and_continues_at_its_commit(broker: Brok
     one.close()
 
 
-def test_retained_partitions_deliver_records_during_a_rebalance(
-    group_broker: Broker,
-) -> None:
+def test_retained_partitions_deliver_records_during_a_rebalance(group_broker: Broker) -> None:
     broker = group_broker
     one, listener_one = joined(broker)
     two, listener_two = broker.consumer(), Listener()

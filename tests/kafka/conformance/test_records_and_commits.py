@@ -51,9 +51,7 @@ def test_a_member_gets_committed_positions_and_continues_there(broker: Broker) -
     again.close()
 
 
-def test_commits_of_another_thread_are_served_while_the_member_polls(
-    broker: Broker,
-) -> None:
+def test_commits_of_another_thread_are_served_while_the_member_polls(broker: Broker) -> None:
     broker.write(*map(broker.record, "abc"))
     consumer, listener = broker.consumer(), Listener()
     consumer.subscribe(broker.topic, listener)
