@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -86,7 +87,16 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "vllm": functools.cache(_lacks_vllm),
 }
 TAKES = {"slow": "take up to a minute or two", "long": "take some minutes each, or try more cases"}
-TAKES_LONG = ("kafka", "long", "slow", "vllm")
+WAITS_S = {"kafka": 2, "long": 60, "slow": 5, "vllm": 20}
+"""About how long a test with this mark waits for brokers, processes and models."""
+START_S = 15
+"""About how long the first of them in a file waits for them to start."""
+IMPORT_VLLM = (
+    "tests/generator/test_pgdsf.py",
+    "tests/bench/simulator/test_prompt_cache.py",
+    "tests/bench/papers/test_ragcache.py",
+)
+"""Their process imports vLLM, which takes 15 seconds."""
 _REASONS = pytest.StashKey[dict[str, str]]()
 _SKIPPED = pytest.StashKey[Counter[str]]()
 _SKIPPED_OTHERWISE = pytest.StashKey[Counter[str]]()
@@ -144,21 +154,44 @@ def _lacking(item: pytest.Item) -> tuple[str, str] | None:
     return None
 
 
-def _begin_with_what_takes_long(items: list[pytest.Item]) -> None:
-    """Orders files by how many of their tests take long, so that no worker is left alone with such
-    a file.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With files as units: those that import vLLM are one unit."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return IMPORT_VLLM[0] if file in IMPORT_VLLM else file
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def _mix(items: list[pytest.Item]) -> None:
+    """Orders files: those that wait beside those that compute, and the longest of both first.
+
+    So the cores are busy, and no worker is left alone with a long file.
     """
-    counts = Counter(
-        item.path for item in items for name in TAKES_LONG if item.get_closest_marker(name)
-    )
-    items.sort(key=lambda item: -counts[item.path])
+    waits_s, tests = Counter[Path](), Counter(item.path for item in items)
+    for item in items:
+        if not _lacking(item):
+            marks = [name for name in WAITS_S if item.get_closest_marker(name)]
+            start_s = START_S if marks and not waits_s[item.path] else 0
+            waits_s[item.path] += start_s + sum(WAITS_S[name] for name in marks)
+    place: dict[Path, float] = {}
+    for takes in (+waits_s, Counter({path: n for path, n in tests.items() if not waits_s[path]})):
+        before = 0
+        for path, size in takes.most_common():
+            place[path] = before / takes.total()
+            before += size
+    items.sort(key=lambda item: place[item.path])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(
         config, "workerinput"
     ):  # one of several workers: xdist gives them files in this order
-        _begin_with_what_takes_long(items)
+        _mix(items)
     for item in items:
         # Keywords would not do: they hold the names of folders too, and one is called kafka.
         item.user_properties += [("needs", name) for name in NEEDS if item.get_closest_marker(name)]

@@ -295,8 +295,6 @@ with EmbeddedBroker() as broker:
     wait_until(lambda: not lives(broker), "the broker is gone")
 
 
-def test_pauses_between_restarts_double_to_a_bound_and_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pauses_between_restarts_double_to_a_bound_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "RESTART_DELAY_S", 4)
     assert [restart_delay_s(count) for count in range(6)] == [4, 8, 16, 30, 30, None]

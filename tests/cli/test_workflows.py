@@ -43,11 +43,7 @@ def collects(question):
 """
 GRAPH = {
     "nodes": [{"id": "s", "query": "input"}, {"id": "a", "prompt": "{input} {docs}"}],
-    "edges": [
-        {"from": "START", "to": "s"},
-        {"from": "s", "to": "a"},
-        {"from": "a", "to": "END"},
-    ],
+    "edges": [{"from": "START", "to": "s"}, {"from": "s", "to": "a"}, {"from": "a", "to": "END"}],
 }
 
 

@@ -20,13 +20,7 @@ from carpool.disk.extent_table import EXTENTS_NAME
 from carpool.disk.extents import segment_name
 from carpool.disk.files import file_crc32
 from carpool.disk.index import open_index
-from carpool.disk.manifest import (
-    MANIFEST_NAME,
-    FileEntry,
-    _enclose,
-    read_manifest,
-    write_manifest,
-)
+from carpool.disk.manifest import MANIFEST_NAME, FileEntry, _enclose, read_manifest, write_manifest
 from carpool.errors import ConfigError, CorruptionError
 from indexer.progress import ProgressReport
 from indexer.stats import index_stats
@@ -153,10 +147,7 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
         "hole",
     ),
     "sparse extents": (sparse(EXTENTS_NAME, TB), "clusters"),
-    "sparse documents.idx": (
-        sparse(OFFSETS_NAME, (1 << 34) * 24, row_count=1 << 34),
-        "rows|row 0",
-    ),
+    "sparse documents.idx": (sparse(OFFSETS_NAME, (1 << 34) * 24, row_count=1 << 34), "rows|row 0"),
     "NaN": (centroids(float("nan")), "not normalised"),
     "infinity": (centroids(float("inf")), "not normalised"),
     "overflow": (centroids(3e38), "not normalised"),

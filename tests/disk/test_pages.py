@@ -27,11 +27,7 @@ def test_the_smallest_page_within_the_margin_of_the_best_size_is_chosen(
 ) -> None:
     def size_bytes(page_bytes: int) -> float:
         try:
-            layout = PageLayout(
-                dimension=dimension,
-                vector_dtype=dtype,
-                page_bytes=page_bytes,
-            )
+            layout = PageLayout(dimension=dimension, vector_dtype=dtype, page_bytes=page_bytes)
         except ValueError:
             return float("inf")
         return page_bytes * sum(map(layout.page_count, row_counts))

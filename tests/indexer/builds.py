@@ -62,8 +62,7 @@ def interrupted(tmp_path: Path) -> tuple[Path, Path]:
 
 SEGMENTS: dict[str, Any] = {
     "config": IndexerConfig(
-        embedding=CONFIG.embedding,
-        indexer=IndexerSettings(threads=1, memory_bytes=8192 + 4096),
+        embedding=CONFIG.embedding, indexer=IndexerSettings(threads=1, memory_bytes=8192 + 4096)
     ),
     "segment_bytes_max": 4096 * 4,
 }

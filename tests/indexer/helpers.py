@@ -14,8 +14,7 @@ from indexer.settings import IndexerConfig, IndexerSettings
 from tests.clocks import HandClock
 
 CONFIG = IndexerConfig(
-    embedding=EmbeddingSettings(model="hashing:16"),
-    indexer=IndexerSettings(threads=1),
+    embedding=EmbeddingSettings(model="hashing:16"), indexer=IndexerSettings(threads=1)
 )
 WORDS = ("apple", "river", "stone", "cloud", "train", "music", "paper", "glass", "horse", "bread")
 

@@ -146,9 +146,7 @@ many_counts = st.lists(st.one_of(st.integers(0, 30), st.integers(0, 5000)), min_
 
 
 @given(counts=many_counts)
-def test_places_given_are_places_taken_and_no_cluster_does_both(
-    counts: list[int],
-) -> None:
+def test_places_given_are_places_taken_and_no_cluster_does_both(counts: list[int]) -> None:
     balance = plan_balance(counts)
     assert sum(pieces - 1 for _, pieces in balance.splits) == len(balance.dissolved)
     split = [cluster for cluster, _ in balance.splits]
@@ -179,9 +177,7 @@ def test_if_splits_came_out_even_the_largest_would_never_be_larger_and_the_small
 
 
 @given(counts=many_counts)
-def test_unevenness_is_nothing_exactly_where_all_are_within_the_factors(
-    counts: list[int],
-) -> None:
+def test_unevenness_is_nothing_exactly_where_all_are_within_the_factors(counts: list[int]) -> None:
     mean = sum(counts) / len(counts)
     within = all(0.25 * mean <= count <= 2.5 * mean for count in counts)
     assert (unevenness(counts) == 0) == within

@@ -34,10 +34,7 @@ from indexer.plan.state import (
 
 CORPUS = CorpusIdentity(size_bytes=10, sha256="c", passage_bytes_max=100)
 VECTORS = VectorsIdentity(
-    embedding_model="m",
-    embedding_model_name="name",
-    vectors_sha256="",
-    shard_rows=16,
+    embedding_model="m", embedding_model_name="name", vectors_sha256="", shard_rows=16
 )
 CLUSTERING = ClusteringIdentity(nlist=0, seed=0, train_bytes_max=1 << 30)
 LAYOUT = LayoutIdentity(vector_dtype="float32", segment_bytes_max=1 << 28, code_rows_min=50_000)

@@ -16,12 +16,7 @@ from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import ConfigError, CorruptionError
 from indexer import vectors as module
 from indexer.plan.state import plan_shards
-from indexer.vectors import (
-    RowFile,
-    Vectors,
-    open_shards,
-    shard_path,
-)
+from indexer.vectors import RowFile, Vectors, open_shards, shard_path
 from producers.read_questions import read_questions
 from tests.indexer.builds import rows_of
 from tests.indexer.helpers import build, write_corpus

@@ -127,11 +127,7 @@ def changed(topic: Topic, partitions: int = 4, replicas: int = 3, **config: str)
 
 PARTLY_GONE = facts(
     standing=Standing(
-        committed=5,
-        metadata="1;2+2,6+4",
-        first=12,
-        end=20,
-        first_ms=1_800_000_000_000,
+        committed=5, metadata="1;2+2,6+4", first=12, end=20, first_ms=1_800_000_000_000
     )
 )
 

@@ -50,11 +50,7 @@ def letter_of(
     reason: Reason | None = None,
 ) -> Output:
     return make_letter(
-        source=SOURCE,
-        key=key,
-        value=value,
-        headers=headers,
-        reason=reason or a_reason(),
+        source=SOURCE, key=key, value=value, headers=headers, reason=reason or a_reason()
     )
 
 
@@ -119,12 +115,7 @@ def test_a_letter_of_a_decompressed_record_of_any_size_fits_its_topic(
     value_bytes: int, sizes: list[tuple[str, int | None]], key_bytes: int
 ) -> None:
     headers = tuple((name, None if each is None else bytes(each)) for name, each in sizes)
-    output = letter_of(
-        bytes(value_bytes),
-        headers,
-        key=bytes(key_bytes),
-        reason=TOO_LARGE,
-    )
+    output = letter_of(bytes(value_bytes), headers, key=bytes(key_bytes), reason=TOO_LARGE)
     assert size(output) <= QUERIES_DEAD.max_message_bytes
     letter = read(output)
     is_kept = (len(letter.value), letter.headers) == (value_bytes, headers)
@@ -230,11 +221,7 @@ def test_a_dead_letter_topic_accepts_the_largest_record_of_its_source_with_added
     assert dead
     assert dead == [dead_letters_of(names[topic.name.removesuffix(".dlq")]) for topic in dead]
     largest = Reason(
-        group="g" * 255,
-        stage="searcher",
-        attempts=3,
-        class_name="c" * 9_000,
-        message="é" * 9_000,
+        group="g" * 255, stage="searcher", attempts=3, class_name="c" * 9_000, message="é" * 9_000
     )
     added = letter_of(b"", reason=largest)
     assert size(added) < DEAD_LETTER_EXTRA_BYTES

@@ -163,9 +163,7 @@ def test_200_000_mutated_records_are_accepted_or_refused_with_a_reason() -> None
 
 
 @pytest.mark.parametrize("name", ["traceparent", "correlation_id", "x"])
-def test_an_answer_fits_its_topic_when_the_query_has_the_largest_headers(
-    name: str,
-) -> None:
+def test_an_answer_fits_its_topic_when_the_query_has_the_largest_headers(name: str) -> None:
     for size in (16_000, 20_000, 900_000, QUERIES.max_message_bytes - 300):
         check_query_record(Raw(b'{"query_id": "q", "text": "x"}', ((name, bytes(size)),)))
         check_query_record(Raw(b'{"query_id": "q"}', ((name, bytes(size)),)))

@@ -66,9 +66,7 @@ def test_a_position_is_written_only_while_the_group_has_no_members(
     kafka_bootstrap: str, protocol: str
 ) -> None:
     settings = KafkaSettings(
-        bootstrap=kafka_bootstrap,
-        prefix="moved",
-        librdkafka={"group.protocol": protocol},
+        bootstrap=kafka_bootstrap, prefix="moved", librdkafka={"group.protocol": protocol}
     )
     make_topics(settings)
     group, listener, at = f"g-{uuid.uuid4()}", Listener(), TopicPartition(QUERIES.name, 0)

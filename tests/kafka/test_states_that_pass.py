@@ -98,9 +98,7 @@ class Deployment:
     def limit(self, size_bytes: int) -> None:
         """Sets the largest record that the topic of results takes."""
         change = ConfigEntry(
-            "max.message.bytes",
-            str(size_bytes),
-            incremental_operation=AlterConfigOpType.SET,
+            "max.message.bytes", str(size_bytes), incremental_operation=AlterConfigOpType.SET
         )
         name = self.settings.broker_topic(RESULTS.name)
         resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[change])

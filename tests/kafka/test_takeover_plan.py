@@ -40,9 +40,7 @@ def test_an_owner_that_dies_meanwhile_is_fenced_whatever_it_began() -> None:
         st.tuples(st.integers(0, 3), st.booleans(), st.floats(0, 10, allow_nan=False)), min_size=1
     )
 )
-def test_a_living_owner_that_goes_on_is_never_fenced(
-    looks: list[tuple[int, bool, float]],
-) -> None:
+def test_a_living_owner_that_goes_on_is_never_fenced(looks: list[tuple[int, bool, float]]) -> None:
     """Times ascend; each look sees a transaction that began after those of the looks before."""
     takeover, now_s, started_at = Takeover(), 0.0, 0
     for newer, is_ending, passed_s in looks:

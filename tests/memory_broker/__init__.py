@@ -9,6 +9,4 @@ time-outs of sessions (`expel` replaces them) and transactions, the Java partiti
 from tests.memory_broker.broker import MemoryBroker as MemoryBroker
 from tests.memory_broker.consumer import MemoryConsumer as MemoryConsumer
 from tests.memory_broker.producers import MemoryProducer as MemoryProducer
-from tests.memory_broker.producers import (
-    MemoryTransactionalProducer as MemoryTransactionalProducer,
-)
+from tests.memory_broker.producers import MemoryTransactionalProducer as MemoryTransactionalProducer

@@ -32,11 +32,7 @@ class MemoryConsumer:
     """A `ConsumerClient` of a `MemoryBroker`. No call blocks; `poll` retries what takes time."""
 
     def __init__(
-        self,
-        broker: MemoryBroker,
-        group: str,
-        *,
-        own_instance_id: str | None = None,
+        self, broker: MemoryBroker, group: str, *, own_instance_id: str | None = None
     ) -> None:
         """`own_instance_id`: for members that commit in transactions."""
         self._broker = broker

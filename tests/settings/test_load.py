@@ -42,12 +42,7 @@ def load(
 
 def test_later_sources_win_over_earlier_ones(tmp_path: Path) -> None:
     toml = "[window]\nqueries_min = 1\nqueries_max = 2\neager = true\n"
-    found = load(
-        tmp_path,
-        toml,
-        {"CARPOOL_WINDOW_QUERIES_MAX": "3"},
-        window={"queries_max": 4},
-    )
+    found = load(tmp_path, toml, {"CARPOOL_WINDOW_QUERIES_MAX": "3"}, window={"queries_max": 4})
     assert (found.window.queries_min, found.window.queries_max, found.window.eager) == (1, 4, True)
     assert load(tmp_path, toml, {"CARPOOL_WINDOW_QUERIES_MAX": "3"}).window.queries_max == 3
     assert load(tmp_path).window == Window()

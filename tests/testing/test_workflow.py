@@ -21,10 +21,7 @@ LIGHT = {"carpool", "schemas", "msgspec", "typing_extensions"}
 
 def test_results_in_order_give_the_steps_and_the_answer() -> None:
     steps, answer = run(hyde, ["It is in Rome.", ["A text.", "Another."]], question="Where?")
-    assert steps == (
-        Generate("hyde", question="Where?", max_tokens=96),
-        Retrieve("It is in Rome."),
-    )
+    assert steps == (Generate("hyde", question="Where?", max_tokens=96), Retrieve("It is in Rome."))
     assert [hit.text for hit in answer.passages] == ["A text.", "Another."]
 
 

@@ -33,11 +33,7 @@ def module() -> Iterator[ModuleProcess]:
 
 def after(program: Program, *rounds: Sequence[StepResult]) -> RunRequest:
     return RunRequest(
-        name=program.name,
-        version=program.version,
-        question="why?",
-        rounds=rounds,
-        steps_max=24,
+        name=program.name, version=program.version, question="why?", rounds=rounds, steps_max=24
     )
 
 
