@@ -9,8 +9,8 @@ PASSAGES ?= 3000
 CORPUS ?=
 MODEL ?= .carpool/models/smollm2-135m-instruct
 BOOTSTRAP ?= embedded
-# Some tests wait for brokers, so there is one worker more than a small machine has cores.
-WORKERS ?= 3
+# Many tests wait for brokers, so there are two workers more than a small machine has cores. Each takes up to 1 GB.
+WORKERS ?= 4
 # Tests start some two hundred processes, and each would compile what it imports again if it might not keep the result.
 TEST_ENV := env -u PYTHONDONTWRITEBYTECODE
 export VENV PASSAGES CORPUS MODEL BOOTSTRAP
