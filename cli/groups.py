@@ -51,9 +51,8 @@ class Moved:
         """Shows the offset that `moved` returns, asks, and commits it. Raises `ConfigError`."""
         topic, partition, offset = parse_place(self.place, "rag.groups.v1/0/1234")
         if self.service not in INPUTS:
-            raise ConfigError(
-                f"there is no service {self.service!r}; there are {', '.join(INPUTS)}"
-            )
+            known = ", ".join(INPUTS)
+            raise ConfigError(f"there is no service {self.service!r}; there are {known}")
         group = kafka.group_of(self.service)
         at = TopicPartition(logical_topic(kafka, topic), partition)
         offsets, show = GroupOffsets(kafka, group), output()

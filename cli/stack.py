@@ -98,7 +98,8 @@ def choose_port(wanted: int, default: int, name: str) -> int:
         raise ConfigError(
             f"port {wanted} for {name} is taken; choose another with --set, or 0 for a free one"
         )
-    return free_port()
+    port = free_port()
+    return port if reserve(f"port {port}") else choose_port(0, default, name)
 
 
 def make_plan(
