@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
 PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "cagr": (papers.CagrOptions, "bench.papers.cagr.figures"),
     "vectorlite": (papers.VectorLiteOptions, "bench.papers.vectorlite.figures"),
-    "hedrarag": (papers.HedraRagOptions, "bench.papers.hedrarag.workflows"),
+    "hedrarag": (papers.HedraRagOptions, "bench.papers.hedrarag.figures"),
     "ragcache": (papers.RagCacheOptions, "bench.papers.ragcache.figures"),
     "aquapipe": (papers.SpeculationOptions, "bench.papers.aquapipe.speculation"),
     "hedrarag-nearness": (papers.NearnessOptions, "bench.papers.hedrarag.nearness"),

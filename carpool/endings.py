@@ -37,7 +37,7 @@ from schemas.headers import (
 from schemas.query import Query, root_of
 from schemas.record import Headers, Source
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, BESIDE, QUERY_TOPICS, RETRIES, RETRIEVALS, in_class_of
+from schemas.topics import ANSWERS, KEY_SEPARATOR, QUERY_TOPICS, RETRIES, RETRIEVALS, in_class_of
 
 MESSAGE_CHARS_MAX = 2_000
 Header = tuple[str, bytes]
@@ -47,10 +47,10 @@ Header = tuple[str, bytes]
 class AskedQuery:
     """A query that a service has in hand: what all of its ends are made from.
 
-    `part`: (unit id, part), which an end acknowledges. `query`: as published, with the vector that
-    was searched; None: it cannot be read, or has its answer. `source`: the record that the client
-    published. `headers`: of the query. `partition`: of the record in hand. `timings_ms` and
-    `attempts` are for its answer. Times are epoch microseconds.
+    An end acknowledges `part`: (unit id, part). `query` is as published, with the vector that was
+    searched; None: it cannot be read, or has its answer. `source` is the record that the client
+    published. `headers` are those of the query. `partition` is that of the record in hand.
+    `timings_ms` and `attempts` are for its answer. Times are epoch microseconds.
     """
 
     stage: Stage
@@ -272,9 +272,9 @@ def answer_output(
     return answer_output(too_large, stage=stage, now_us=now_us, passed_on=(), partition=partition)
 
 
-def beside(done: Done, query_id: str, source: Source) -> Done:
+def with_own_key(done: Done, query_id: str, source: Source) -> Done:
     """Returns work whose answer has a key that names the record, too: it supersedes no `ok` one."""
-    key = f"{query_id}{BESIDE}{source.place}".encode()
+    key = f"{query_id}{KEY_SEPARATOR}{source.place}".encode()
     return replace(done, outputs=tuple(replace(each, key=key) for each in done.outputs))
 
 
@@ -331,7 +331,7 @@ class QueryEnds(Ends):
             is_transient=not has_died,
         )
         if self._stage == "generator":  # no dedup follows, which knows of an `ok` answer
-            return beside(done, asked.query_id, asked.source)
+            return with_own_key(done, asked.query_id, asked.source)
         return done
 
 

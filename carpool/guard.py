@@ -19,7 +19,7 @@ class GuardedProcess(subprocess.Popen[AnyStr]):
     """
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
-        """Starts it. `options`: of `subprocess.Popen`."""
+        """Starts it, with `options` of `subprocess.Popen`."""
         _list()  # before there is a child that nobody would end
         super().__init__(command, start_new_session=True, **options)
         _tell_reaper(f"+{self.pid}\n")

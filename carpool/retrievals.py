@@ -13,7 +13,7 @@ from schemas.topics import RETRIEVALS, in_class_of
 def retrieval_output(
     retrieval: Retrieval, name: str, *, stage: Stage, topic: str | None = None
 ) -> Output:
-    """Returns the record; `name`: of its event, after the place of the query.
+    """Returns the record. The id of its event is the place of the query, and `name`.
 
     `topic`: None is that of retrievals, in the class of the query.
     """

@@ -78,7 +78,7 @@ STEPS_WEIGHT = 8
 BATCH_HELD_SHARE = 0.25
 """Largest share of class batch in the queries that a service has in progress."""
 BATCH_CPU_WAIT_US_MAX = 120
-"""Mean wait for a CPU above which batch work is taken in more slowly beside interactive queries."""
+"""Mean wait for a CPU above which less batch work is taken in while interactive queries come."""
 
 
 def of_all_topics(intake: Intake[R], topics: Sequence[Topic], queries_max: int) -> Intake[R]:

@@ -81,7 +81,7 @@ def passages_for(settings: VllmSettings) -> int | None:
 
 
 def prompt_chars_for(settings: VllmSettings, max_tokens: int) -> int | None:
-    """Returns how many characters of a prompt fit into the context beside an answer of so many
+    """Returns how many characters of a prompt fit into the context with an answer of so many
     tokens, if a token has `CHARS_A_TOKEN`; None: the context is not known.
     """
     given = [part for each in settings.extra_args for part in each.split("=", 1)]

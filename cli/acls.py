@@ -12,7 +12,7 @@ from carpool.kafka.acls import ROLES, acls_of, kafka_acls_lines
 from carpool.kafka.admin import allow
 from carpool.terminal import print_plain
 from cli.console import print_json
-from cli.options import Beside, JsonOption, spread
+from cli.options import ClientArgs, JsonOption, spread
 
 
 @spread
@@ -28,7 +28,7 @@ def acls(
     ] = False,
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Print the least rights of each role, as commands of Kafka's kafka-acls. Asks no broker.
 
@@ -44,7 +44,7 @@ def acls(
         raise ConfigError(f"there is no role {role!r}; there are {', '.join(ROLES)}")
     if apply and as_json:
         raise ConfigError("--apply gives the rights and --json prints them: choose one")
-    kafka = beside.settings().kafka
+    kafka = sources.settings().kafka
     found = {name: acls_of(name, kafka) for name in ROLES if role in ("", name)}
     if as_json:
         print_json({name: [asdict(acl) for acl in each] for name, each in found.items()})

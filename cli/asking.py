@@ -21,7 +21,7 @@ from carpool.kafka.topic_reader import read_topic
 from cli.answers import ANSWERED, answer_text, evidence_lines, step_line, text_after, timing_line
 from cli.console import output, people, print_json, print_json_line, print_plain
 from cli.exit_codes import FAILED
-from cli.options import Beside, JsonOption, spread
+from cli.options import ClientArgs, JsonOption, spread
 from cli.settings import ClientSide
 from cli.workflows import workflow_of
 from producers import Client
@@ -90,7 +90,7 @@ def ask(
     ] = None,
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Ask a question and wait for its answer, which is shown as it is written.
 
@@ -109,7 +109,7 @@ def ask(
     arguments = options.arguments()
     if max_tokens is not None or extractive:
         arguments["generation"] = Generation(max_tokens=max_tokens, extractive=extractive)
-    asked = _ask(beside.settings(), question, timeout, arguments, as_json=as_json)
+    asked = _ask(sources.settings(), question, timeout, arguments, as_json=as_json)
     if asyncio.run(asked).status not in ANSWERED:
         raise typer.Exit(FAILED)
 
@@ -187,7 +187,7 @@ def publish(
     once: Annotated[bool, typer.Option("--once", help=ONCE)] = False,
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Publish a question without waiting for its answer; prints its id once the brokers have it.
 
@@ -201,7 +201,7 @@ def publish(
       cat questions.txt | carpool publish - --batch --once
       cat questions.txt | carpool publish - --batch --workflow multistep
     """
-    settings = beside.settings()
+    settings = sources.settings()
     lines = _read_lines() if question == "-" else [(1, question)]
     if query_id is not None and len(lines) != 1:
         raise ConfigError(f"--id names one question, and there are {len(lines)}")
@@ -288,7 +288,7 @@ def cancel(
     ],
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Withdraw questions: each ends as `cancelled` and frees its slot at the LLM server.
 
@@ -301,7 +301,7 @@ def cancel(
       carpool cancel 4f1c
       carpool cancel q-1 q-2 q-3 --bootstrap kafka:9092
     """
-    asyncio.run(_cancel(beside.settings(), query_ids))
+    asyncio.run(_cancel(sources.settings(), query_ids))
     for query_id in query_ids:
         if as_json:
             print_json_line({"query_id": query_id})

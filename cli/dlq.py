@@ -20,7 +20,7 @@ from carpool.kafka.settings import KafkaSettings
 from cli.console import output, people, print_json, quiet_logs
 from cli.exit_codes import FAILED
 from cli.letters import count, letter_json, letter_text, letters_table, reasons_table, topics_table
-from cli.options import Beside, JsonOption, command_group, logical_topic, parse_place, spread
+from cli.options import ClientArgs, JsonOption, command_group, logical_topic, parse_place, spread
 from schemas.deadletter import Action
 from schemas.topics import DEAD_LETTER_SUFFIX, QUERIES_DEAD
 
@@ -123,7 +123,7 @@ def list_letters(
     ] = False,
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Count the dead letters by topic and reason, or list each. Reads the whole topics.
 
@@ -133,7 +133,7 @@ def list_letters(
       carpool dlq list --letters --reason wrong_model --since 1d
       carpool dlq list --json
     """
-    kafka = beside.settings().kafka
+    kafka = sources.settings().kafka
     # Counts say how many were replayed and dropped.
     meant = letters.selection(kafka, marked=marked or not each)
     if each:
@@ -168,7 +168,7 @@ def show(
     raw: Annotated[bool, typer.Option("--raw", help="Nothing but the bytes of the value.")] = False,
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Show one dead letter: the reason, its headers, and its value. Secrets in headers are stars.
 
@@ -177,7 +177,7 @@ def show(
       carpool dlq show 2/17
       carpool dlq show rag.queries.v1.dlq/2/17 --raw > record.bin
     """
-    kafka = beside.settings().kafka
+    kafka = sources.settings().kafka
     letter = DeadLetterBox(kafka, CLOCK).letter(place_of_letter(place, kafka))
     if raw:
         sys.stdout.buffer.write(letter.value)
@@ -205,7 +205,7 @@ def replay(
     ] = None,
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Write dead letters back to the topic that they came from, without the headers of the failure.
 
@@ -220,13 +220,13 @@ def replay(
       carpool dlq replay --all --deadline-s 300
     """
     deadline_ms = None if deadline_s is None else CLOCK.now_us() // 1_000 + int(deadline_s * 1_000)
-    kafka = beside.settings().kafka
+    kafka = sources.settings().kafka
     _mark(kafka, letters, "replayed", again=again, deadline_ms=deadline_ms, as_json=as_json)
 
 
 @app.command()
 @spread
-def drop(letters: NamedLetters, as_json: JsonOption = False, *, beside: Beside) -> None:
+def drop(letters: NamedLetters, as_json: JsonOption = False, *, sources: ClientArgs) -> None:
     """Mark dead letters as done: they are no longer counted or replayed. Retention removes their
     bytes.
 
@@ -237,7 +237,7 @@ def drop(letters: NamedLetters, as_json: JsonOption = False, *, beside: Beside) 
       carpool dlq drop 2/17 2/18
       carpool dlq drop --reason not_json --until 1d
     """
-    _mark(beside.settings().kafka, letters, "dropped", as_json=as_json)
+    _mark(sources.settings().kafka, letters, "dropped", as_json=as_json)
 
 
 def _list_letters(

@@ -17,7 +17,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.standing import Standing, missing_records, reset_to, skipped
 from cli.console import output
 from cli.exit_codes import FAILED
-from cli.options import Beside, command_group, logical_topic, parse_place, spread
+from cli.options import ClientArgs, command_group, logical_topic, parse_place, spread
 from cli.services import INPUTS
 from schemas.topics import read_with
 
@@ -69,7 +69,7 @@ class Moved:
 
 @app.command()
 @spread
-def skip(record: Moved, *, beside: Beside) -> None:
+def skip(record: Moved, *, sources: ClientArgs) -> None:
     """Pass over one record: it counts as complete, and is never read again.
 
     A question that is passed over gets no answer. Publish it again to get one.
@@ -78,12 +78,12 @@ def skip(record: Moved, *, beside: Beside) -> None:
     Example:
       carpool groups skip searcher rag.groups.v1/0/1234
     """
-    record.move(beside.settings().kafka, skipped)
+    record.move(sources.settings().kafka, skipped)
 
 
 @app.command()
 @spread
-def reset(record: Moved, *, beside: Beside) -> None:
+def reset(record: Moved, *, sources: ClientArgs) -> None:
     """Read from this record on. What is complete after the old offset stays complete.
 
     A smaller offset repeats the records up to the old one; a larger offset passes over them.
@@ -93,12 +93,12 @@ def reset(record: Moved, *, beside: Beside) -> None:
     Example:
       carpool groups reset grouper rag.queries.v1/2/5000
     """
-    record.move(beside.settings().kafka, reset_to)
+    record.move(sources.settings().kafka, reset_to)
 
 
 @app.command("accept-loss")
 @spread
-def accept_loss(yes: YesOption = False, *, beside: Beside) -> None:
+def accept_loss(yes: YesOption = False, *, sources: ClientArgs) -> None:
     """Pass over all records that were deleted before they were processed.
 
     A partition waits where retention has removed records that its service had not processed. This
@@ -109,7 +109,7 @@ def accept_loss(yes: YesOption = False, *, beside: Beside) -> None:
     Example:
       carpool groups accept-loss
     """
-    kafka, show = beside.settings().kafka, output()
+    kafka, show = sources.settings().kafka, output()
     gaps: dict[tuple[str, TopicPartition], Standing] = {}
     for service, topic in INPUTS.items():
         group = kafka.group_of(service)

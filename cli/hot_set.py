@@ -11,7 +11,7 @@ import typer
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from cli.console import facts, output, print_json
-from cli.options import Asked, Beside, JsonOption, spread
+from cli.options import Asked, ClientArgs, JsonOption, spread
 from cli.settings import CarpoolSettings, load
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def hot_set(
     targets: Targets,
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Choose searcher.shard_bytes: the fewest bytes of a hot shard that meet the targets.
 
@@ -75,14 +75,14 @@ def hot_set(
 
     if not targets.target_ms and not targets.queries_per_s:
         raise ConfigError("nothing says what is fast enough: give --target-ms or --queries-per-s")
-    settings = load(CarpoolSettings, beside.given())
+    settings = load(CarpoolSettings, sources.given())
     if settings.searcher.shard != "gpu":
         raise ConfigError(
             "the bytes are those of a GPU: set searcher.shard to gpu for this command"
         )
     index = open_index(index_dir)
     try:
-        vectors = asked.vectors(index.manifest, settings.embedding, beside)
+        vectors = asked.vectors(index.manifest, settings.embedding, sources)
         found = _choose(index, settings.searcher, vectors, targets)
     finally:
         index.close()

@@ -12,7 +12,7 @@ from carpool.clock import SystemClock
 from cli.console import output, people, print_json, step_progress
 from cli.exit_codes import FAILED
 from cli.hot_set import hot_set
-from cli.options import Asked, Beside, Config, JsonOption, command_group, spread
+from cli.options import Asked, ClientArgs, Config, JsonOption, command_group, spread
 from cli.settings import BuildSettings, load
 
 # FAISS and NumPy are imported by the commands that need them: the base install has neither.
@@ -196,7 +196,7 @@ def tune(
     model: ModelOption = None,
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Measure how many clusters a recall takes, with the questions that were really asked.
 
@@ -217,8 +217,8 @@ def tune(
     from cli.index_shown import print_recall
     from indexer.tune import tune_index
 
-    embedding = load(BuildSettings, beside.given(embedding={"model": model})).embedding
-    vectors = asked.vectors(read_manifest(index_dir), embedding, beside)
+    embedding = load(BuildSettings, sources.given(embedding={"model": model})).embedding
+    vectors = asked.vectors(read_manifest(index_dir), embedding, sources)
     tuned = tune_index(index_dir, vectors, step_progress())
     assert tuned.recall is not None
     if as_json:

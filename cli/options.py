@@ -111,7 +111,7 @@ class Sources(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside(Sources):
+class ClientArgs(Sources):
     """The options of a command that talks to running services."""
 
     bootstrap: Annotated[
@@ -144,12 +144,12 @@ class Asked:
         int, typer.Option(min=100, metavar="N", help="Take the last N questions at most.")
     ] = 5000
 
-    def vectors(self, manifest: Manifest, embedding: EmbeddingSettings, beside: Beside) -> Any:
+    def vectors(self, manifest: Manifest, embedding: EmbeddingSettings, sources: ClientArgs) -> Any:
         """Returns them: (n, dim) float32, normalised. Blocks to read and embed them."""
         from indexer.questions import questions_of_log, questions_of_texts, questions_of_vectors
 
         if self.questions is None:
-            kafka, clock = beside.settings().kafka, SystemClock()
+            kafka, clock = sources.settings().kafka, SystemClock()
             return questions_of_log(kafka, manifest, embedding, self.last, clock, step_progress())
         if self.questions.suffix == ".npy":
             return questions_of_vectors(self.questions)[-self.last :]

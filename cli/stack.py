@@ -246,7 +246,7 @@ def _check_gpu_share(settings: CarpoolSettings) -> None:
     names = [part.partition("=")[0].replace("_", "-") for part in settings.vllm.extra_args]
     if GPU_MEMORY_OPTION not in names:
         raise ConfigError(
-            "searcher.shard_bytes beside vLLM on one GPU: nothing says what vLLM may take. Set "
+            "searcher.shard_bytes with vLLM on one GPU: nothing says what vLLM may take. Set "
             f"{GPU_MEMORY_OPTION} in vllm.extra_args, too; docs/guides/hot-shard.md says how to "
             "choose both"
         )

@@ -15,7 +15,7 @@ from carpool.kafka.admin import missing_topics
 from cli.console import output, print_json, table
 from cli.exit_codes import FAILED
 from cli.http import ask_service
-from cli.options import Beside, JsonOption, spread
+from cli.options import ClientArgs, JsonOption, spread
 from cli.runfile import RunFile
 from cli.services import INPUTS
 from cli.settings import ClientSide
@@ -67,7 +67,7 @@ def status(
     ] = 30.0,
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Show which services are stuck or not ready, and how many records wait for each.
 
@@ -80,7 +80,7 @@ def status(
       carpool status --json
       carpool status --url searcher=10.0.0.6:9464 --url searcher=10.0.0.7:9464
     """
-    settings = beside.settings()
+    settings = sources.settings()
     found = _found(settings, _addresses(settings, urls or []), stuck_after_s)
     if as_json:
         print_json(found)

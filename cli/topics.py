@@ -11,7 +11,7 @@ from carpool.kafka.admin import create_topics
 from carpool.kafka.deployment import check_deployment
 from cli.console import output, print_json
 from cli.exit_codes import FAILED
-from cli.options import Beside, JsonOption, command_group, spread
+from cli.options import ClientArgs, JsonOption, command_group, spread
 from cli.services import INPUTS
 from schemas.topics import TOPICS, read_with
 
@@ -29,7 +29,7 @@ def create(
     ] = None,
     as_json: JsonOption = False,
     *,
-    beside: Beside,
+    sources: ClientArgs,
 ) -> None:
     """Make the topics that are missing; topics that exist do not change.
 
@@ -39,7 +39,7 @@ def create(
     Example:
       carpool topics create --bootstrap kafka:9092 --partitions 12 --replication 3
     """
-    kafka = beside.settings(partitions=partitions, replication_factor=replication).kafka
+    kafka = sources.settings(partitions=partitions, replication_factor=replication).kafka
     created = create_topics(kafka)
     if as_json:
         print_json({"created": created})
@@ -52,7 +52,7 @@ def create(
 
 @app.command()
 @spread
-def check(as_json: JsonOption = False, *, beside: Beside) -> None:
+def check(as_json: JsonOption = False, *, sources: ClientArgs) -> None:
     """Run the checks of a service start, without a service. Exit code 1: a service would not start.
 
     Topics and their settings, copies, unread records against retention, and the features of the
@@ -62,7 +62,7 @@ def check(as_json: JsonOption = False, *, beside: Beside) -> None:
     Example:
       carpool topics check --bootstrap kafka:9092
     """
-    kafka = beside.settings().kafka
+    kafka = sources.settings().kafka
     found = [
         check_deployment(
             kafka,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from carpool.errors import RecordError
-from carpool.testing.workflow import run
+from carpool.testing.run_program import run
 from carpool.workflow.program import Program
 from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, Said, Step, WorkflowError
 from cli.answers import quoted

@@ -14,20 +14,20 @@ from rich.text import Text
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.records import Message
 from carpool.loop.stage import Unit
-from carpool.workflow.journal import Workflows, with_results
 from carpool.workflow.program import Program
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve, Step, WorkflowError
+from carpool.workflow.workflows import Workflows, with_results
 from cli.answers import evidence_lines, quoted
 from cli.settings import CarpoolSettings
 from generator.answers import answered, written_before
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal, PromptRefused
 from generator.outcomes import step_result
+from generator.plan.next_round import as_asked
 from generator.prompts import PreparedPrompt, load_templates, prepare_prompt
 from generator.query_in_progress import Generated, QueryInProgress, QueryProgress
 from generator.stream_answer import stream_answer
 from generator.warmer import Warmed
-from generator.workflow.turns import as_asked
 from schemas.answer import STEP_CHARS_MAX, Answer, StepDone
 from schemas.errors import RecordError
 from schemas.query import Query

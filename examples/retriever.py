@@ -1,6 +1,6 @@
 """A retriever for LangChain and for whatever has the same interface, over a folder with an index.
 
-It needs no package beside Carpool: LangChain calls `invoke`, `batch` and `ainvoke`, and reads
+It needs no package except Carpool: LangChain calls `invoke`, `batch` and `ainvoke`, and reads
 `page_content` and `metadata` of what it gets. In a chain: `RunnableLambda(retriever.invoke)`.
 
     python examples/retriever.py .carpool/index "How high is the Eiffel Tower?"
@@ -27,7 +27,7 @@ class Passage:
 
 
 class Retriever:
-    """Finds passages for questions. `top_k`: for each; `search_mode`: None is the default."""
+    """Finds `top_k` passages for each question. `search_mode`: None is the default."""
 
     def __init__(self, index_dir: str | Path, *, top_k: int = 5, search_mode: Any = None) -> None:
         self._searcher = LocalSearcher(index_dir)

@@ -14,15 +14,16 @@ from carpool.endings import AskedQuery
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, LateOutputs, Operation, Sink, Unit
 from carpool.telemetry.metrics import Metrics
-from carpool.workflow.journal import with_results
 from carpool.workflow.program import NextSteps, Ran
 from carpool.workflow.running import RunningPrograms
 from carpool.workflow.steps import Generate, WorkflowError
+from carpool.workflow.workflows import with_results
 from generator.answers import answered, asked_of, ended_early, expired
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.llm.servers import LlmServers
 from generator.outputs import final, next_output, partial_output
 from generator.plan.dispatch_events import QueryEnd
+from generator.plan.next_round import Round, next_round
 from generator.prompts import PreparedPrompt
 from generator.query_in_progress import (
     Answered,
@@ -34,7 +35,6 @@ from generator.query_in_progress import (
 from generator.settings import GeneratorSettings
 from generator.tracing import inference, step_span
 from generator.warmer import Warmed
-from generator.workflow.turns import Turn, next_turn
 from schemas.answer import Answer, ErrorType, steps_done
 from schemas.errors import RecordError
 from schemas.headers import tenant_of
@@ -138,12 +138,11 @@ class Outcomes:
         self._submit(unit, Answered(done.early, asked.timings_ms, done))
 
     def go_on(
-        self, unit: Unit[Retrieval], turn: Turn, now_us: int, operations: Sequence[Operation] = ()
+        self, unit: Unit[Retrieval], todo: Round, now_us: int, operations: Sequence[Operation] = ()
     ) -> None:
         """Writes the next record of a workflow. Raises `WorkflowError`."""
-        output = next_output(turn, unit, now_us)
-        parts = ((unit.id, 0),)
-        self.sink.done(Done(parts=parts, outputs=(output,), operations=tuple(operations)))
+        output = next_output(todo, unit, now_us)
+        self.sink.done(Done(parts=((unit.id, 0),), outputs=(output,), operations=tuple(operations)))
 
     @contextmanager
     def ending(self, unit: Unit[Retrieval], progress: QueryProgress) -> Iterator[None]:
@@ -271,7 +270,8 @@ class Outcomes:
 
             def go_on(wanted: NextSteps) -> None:
                 then_us = self._clock.now_us()
-                self.go_on(unit, next_turn(unit.record, wanted, then_us), then_us, texts.operations)
+                todo = next_round(unit.record, wanted, then_us)
+                self.go_on(unit, todo, then_us, texts.operations)
 
             self.run_program(unit, work.progress, go_on)
 

@@ -9,7 +9,7 @@ from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.retrievals import waiting_output
 from carpool.workflow.steps import WorkflowError
-from generator.workflow.turns import SearchNext, Turn
+from generator.plan.next_round import Round, SearchNext
 from schemas.answer import Answer, PartialAnswer, StepDone
 from schemas.codec import encode
 from schemas.retrieval import Retrieval
@@ -50,16 +50,16 @@ def partial_output(
     return Output(topic=PARTIAL_ANSWERS.name, key=query_id.encode(), value=value, headers=headers)
 
 
-def next_output(turn: Turn, unit: Unit[Retrieval], now_us: int) -> Output:
+def next_output(todo: Round, unit: Unit[Retrieval], now_us: int) -> Output:
     """Returns the record of the next round. Raises `WorkflowError` where it would be too large.
 
-    `unit`: of the last record, whose journal has all finished steps.
+    `unit` is that of the last record, whose journal has all finished steps.
     """
-    if isinstance(turn, SearchNext):
-        output = AskedQuery.of(unit, stage="generator").searched(turn.query, now_us)
+    if isinstance(todo, SearchNext):
+        output = AskedQuery.of(unit, stage="generator").searched(todo.query, now_us)
     else:
         waiting = msgspec.structs.replace(
-            unit.record, hits=(), beside=(), probes=(), completed_us=now_us
+            unit.record, hits=(), other_hits=(), probes=(), completed_us=now_us
         )
         output = waiting_output(waiting, stage="generator")
     if output is None:

@@ -11,14 +11,7 @@ from types import MappingProxyType
 from carpool.errors import ConfigError
 from carpool.workflow.steps import Generate, Value
 from generator.llm.protocol import LlmRequest
-from generator.plan.prompt import (
-    PASSAGES,
-    QUESTION,
-    FilledPrompt,
-    Template,
-    fill,
-    parse_template,
-)
+from generator.plan.prompt import PASSAGES, QUESTION, FilledPrompt, Template, fill, parse_template
 from generator.plan.prompt_key import prompt_key
 from generator.settings import GeneratorSettings
 from schemas.errors import RecordError
@@ -102,8 +95,8 @@ def prepare_prompt(
 ) -> PreparedPrompt:
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
-    `step`: of a workflow; its prompt shows all of its passages that fit. A retrieval without hits
-    is sent to the model too: its prompt says that nothing was found. The answer is extractive
+    The prompt of a `step` of a workflow shows all of its passages that fit. A retrieval without
+    hits is sent to the model too: its prompt says that nothing was found. The answer is extractive
     without a model, or where the query asks for it. Raises `RecordError` for a query without text
     that needs a model, an unknown template, or a question too long.
     """

@@ -64,8 +64,8 @@ class StepTexts:
 class QueryInProgress:
     """A prompt in progress. `server` and `outcome` are those of its last request.
 
-    `id`: of the prompt: that of its unit, unless it is one of several `texts` of a workflow, at
-    `place` among them.
+    `id` is that of its unit, unless the prompt is one of several `texts` of a workflow, at `place`
+    among them.
 
     `prompt_key`: None if its answer, or its text for a step, is not given to equal prompts.
     `token_ids`: its prompt; empty while they are not known, and where text is sent.

@@ -13,15 +13,16 @@ from carpool.clock import Clock
 from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Credit, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
-from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_workflows
 from carpool.workflow.program import NextSteps
 from carpool.workflow.running import RunningPrograms
 from carpool.workflow.settings import WorkflowSettings
 from carpool.workflow.steps import AnswerStep, Generate
+from carpool.workflow.workflows import Workflows
 from generator.answers import extracted, written_before
 from generator.llm.servers import LlmServers
 from generator.outcomes import Outcomes
+from generator.plan.next_round import GenerateNext, SearchNext, next_round, with_found
 from generator.plan.prompt import Template
 from generator.prompts import PreparedPrompt, load_templates, prepare_prompt, reusable_key
 from generator.prompts_in_progress import PromptsInProgress
@@ -29,7 +30,6 @@ from generator.query_in_progress import QueryInProgress, QueryProgress, StepText
 from generator.settings import PROMPTS_A_SERVER, GeneratorSettings, LlmSettings
 from generator.tracing import search_spans
 from generator.warmer import Warmed
-from generator.workflow.turns import GenerateNext, SearchNext, next_turn, with_found
 from schemas.errors import RecordError
 from schemas.query import finished_steps
 from schemas.retrieval import Retrieval
@@ -117,18 +117,18 @@ class GeneratorStage(Stage[Retrieval]):
                 self._answer(unit, progress, None)
                 return
             unit = replace(unit, record=self._with_found(unit.record, progress))
-            self._outcomes.run_program(unit, progress, partial(self._take_turn, unit, progress))
+            self._outcomes.run_program(unit, progress, partial(self._do_round, unit, progress))
 
-    def _take_turn(self, unit: Unit[Retrieval], progress: QueryProgress, wanted: NextSteps) -> None:
+    def _do_round(self, unit: Unit[Retrieval], progress: QueryProgress, wanted: NextSteps) -> None:
         """Does what a program has asked for. Raises `WorkflowError` and `RecordError`."""
         now_us = self._clock.now_us()
-        turn = next_turn(unit.record, wanted, now_us)
-        if isinstance(turn, SearchNext):
-            self._outcomes.go_on(unit, turn, now_us, progress.searches)
-        elif isinstance(turn, GenerateNext):
-            self._generate(unit, turn, progress)
+        todo = next_round(unit.record, wanted, now_us)
+        if isinstance(todo, SearchNext):
+            self._outcomes.go_on(unit, todo, now_us, progress.searches)
+        elif isinstance(todo, GenerateNext):
+            self._generate(unit, todo, progress)
         else:
-            self._answer(replace(unit, record=turn.retrieval), progress, turn.answer)
+            self._answer(replace(unit, record=todo.retrieval), progress, todo.answer)
 
     def _with_found(self, retrieval: Retrieval, progress: QueryProgress) -> Retrieval:
         """Returns a record whose journal has the results of the searches that it brings."""
@@ -163,13 +163,13 @@ class GeneratorStage(Stage[Retrieval]):
         self._prompts.add(work, warmed_at=warmer.server_of(retrieval.source.place))
         self._prompts.soon(partial(warmer.searched, retrieval))
 
-    def _generate(self, unit: Unit[Retrieval], turn: GenerateNext, progress: QueryProgress) -> None:
+    def _generate(self, unit: Unit[Retrieval], todo: GenerateNext, progress: QueryProgress) -> None:
         """Generates the texts of a round, side by side. Raises `RecordError`."""
         if not self._has_model:
             raise RecordError("unsupported", NO_MODEL, field="$.workflow")
-        asked = [turn.retrieval_of(step) for step in turn.steps]
-        prepared = [self._fill(*each) for each in zip(asked, turn.steps, strict=True)]
-        texts = StepTexts(steps=turn.steps, operations=list(progress.searches))
+        asked = [todo.retrieval_of(step) for step in todo.steps]
+        prepared = [self._fill(*each) for each in zip(asked, todo.steps, strict=True)]
+        texts = StepTexts(steps=todo.steps, operations=list(progress.searches))
         for place, each in enumerate(prepared):
             work = QueryInProgress(
                 id=next(self._step_ids),

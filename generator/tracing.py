@@ -54,7 +54,7 @@ def inference(
 def step_span(kind: str, query: Query, started_us: int, ended_us: int) -> Operation:
     """Returns the span of a step of a workflow: `step retrieve` or `step generate`.
 
-    `query`: before the step has ended.
+    `query` is as it was before the step ended.
     """
     journal = query.journal
     assert journal is not None, "it is a workflow"

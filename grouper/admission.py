@@ -19,8 +19,8 @@ from schemas.query import Query
 class IndexFacts:
     """The facts of an index.
 
-    `nprobe_default`: for queries without `nprobe`; `recall`: for those with a `recall_target`, None
-    where the index was not tuned.
+    `nprobe_default` is for queries without `nprobe`, `recall` for those with a `recall_target`; it
+    is None where the index was not tuned.
     """
 
     index_version: str
@@ -50,11 +50,11 @@ class Admitted:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts to embed: its own, if it has no vector, and those of searches beside it."""
+        """The texts to embed: its own, if it has no vector, and those of its other searches."""
         query = self.unit.record
-        beside = () if query.journal is None else query.journal.beside
+        other_searches = () if query.journal is None else query.journal.other_searches
         own = () if self.vector is not None else (query.text or "",)
-        return own + tuple(search.text for search in beside)
+        return own + tuple(search.text for search in other_searches)
 
     def is_expired(self, now_us: int) -> bool:
         """Returns whether its deadline has passed."""

@@ -19,7 +19,7 @@ from grouper.plan.emit import PlannedGroup
 from grouper.plan.window import Window
 from grouper.tracing import trace_headers
 from schemas.codec import encode
-from schemas.group import GroupedQuery, SideSearch
+from schemas.group import GroupedQuery, GroupedSearch
 from schemas.record import ClusterId, Source
 from schemas.topics import GROUPS, Topic, in_class_of
 
@@ -40,7 +40,7 @@ def grouped_query(
     }
     (row, clusters), *others = searches
     journal = query.unit.record.journal
-    beside = () if journal is None else journal.beside
+    other_searches = () if journal is None else journal.other_searches
     return GroupedQuery(
         query=msgspec.structs.replace(query.unit.record, vector=None),
         source=origin_of(message),
@@ -50,9 +50,9 @@ def grouped_query(
         vector=row.astype("<f4").tobytes(),
         clusters=clusters,
         timings_us={**waits_us, **spent_us},
-        beside=tuple(
-            SideSearch(vector=row.astype("<f4").tobytes(), clusters=probed, top_k=search.top_k)
-            for (row, probed), search in zip(others, beside, strict=True)
+        other_searches=tuple(
+            GroupedSearch(vector=row.astype("<f4").tobytes(), clusters=probed, top_k=search.top_k)
+            for (row, probed), search in zip(others, other_searches, strict=True)
         ),
     )
 

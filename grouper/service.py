@@ -22,17 +22,17 @@ from carpool.loop.stage import Credit, Done, Sink, Stage, Unit
 from carpool.origins import deadline_us_of
 from carpool.telemetry.metrics import Metrics
 from carpool.worker import Worker
-from carpool.workflow.journal import Workflows
 from carpool.workflow.program import Ran
 from carpool.workflow.running import RunningPrograms
+from carpool.workflow.workflows import Workflows
 from grouper.admission import Admitted, IndexFacts, admit, lags_behind
+from grouper.first_step import begins_workflow, begun, first_step
 from grouper.plan.pending_windows import PendingWindow
 from grouper.plan.scheduler import BATCH, INTERACTIVE, NewQuery, WindowLimits, WindowScheduler
 from grouper.plan.tenants import parse_weights
 from grouper.records import expired
 from grouper.settings import GrouperSettings
 from grouper.work import PreparedWindow, WindowWork
-from grouper.workflows import begins_workflow, begun, first_step
 from schemas.errors import RecordError
 from schemas.headers import tenant_of
 from schemas.query import Query, finished_steps

@@ -20,7 +20,7 @@ from indexer.plan.state import BuildState
 
 BUILD_NAME = ".build"
 SEGMENTS = ("clusters-*.seg*", "codes-*")
-"""Match all segments, and what is beside them."""
+"""Match all segments, and the files that belong to them."""
 
 
 class Workspace:

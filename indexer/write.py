@@ -106,7 +106,7 @@ def write_clusters(
     """Writes the missing segments, durably; rows in the order of the corpus. Blocks.
 
     Each pass reads all vectors once, front to back, and collects as many clusters as fit
-    `memory_bytes`. Memory beside that: 12 bytes a row, and a chunk of vectors. Raises `ConfigError`
+    `memory_bytes`. Further memory: 12 bytes a row, and a chunk of vectors. Raises `ConfigError`
     where a cluster does not fit.
     """
     centroids = plan.clusters.centroids

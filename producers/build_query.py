@@ -28,7 +28,7 @@ Priority = int | Literal["batch"]
 
 
 class QuestionArgs(TypedDict, total=False):
-    """The optional fields of a question besides its text; the services have the defaults.
+    """The optional fields of a question, without its text; the services have the defaults.
 
     `vector`: (dim,) float32, L2-normalised, as little-endian bytes or as numbers, with the
     fingerprint of its `embedding_model`. `query_id`: by default a new UUIDv4. `priority`: lower is

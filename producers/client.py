@@ -32,7 +32,7 @@ from producers.settings import ClientSections, ClientSettings
 from schemas.answer import Answer, PartialAnswer
 from schemas.codec import decode
 from schemas.record import Headers
-from schemas.topics import ANSWERS, BESIDE
+from schemas.topics import ANSWERS, KEY_SEPARATOR
 
 T = TypeVar("T")
 Event = Answer | PartialAnswer | Exception
@@ -288,7 +288,7 @@ class Client:
         query_id = key.decode(errors="replace")
         with self._lock:
             if not self._expected.expects(query_id):
-                query_id = query_id.rpartition(BESIDE)[0]
+                query_id = query_id.rpartition(KEY_SEPARATOR)[0]
             if not self._expected.expects(query_id):
                 return
         record: Answer | PartialAnswer

@@ -96,8 +96,8 @@ class StepDone(Record, frozen=True, kw_only=True, omit_defaults=False):
     """A finished step of a workflow. `n`: the number of its round, from 1.
 
     `text`: what was searched, or what the model wrote, its first `STEP_CHARS_MAX` characters.
-    `tokens`: that the model wrote; `doc_ids` and `titles`: of what was found. `left_out`: ids of
-    passages that the program gave and the prompt did not show.
+    `tokens` counts what the model wrote. `doc_ids` and `titles` are those of what was found.
+    `left_out` has the ids of passages that the program gave and the prompt did not show.
     """
 
     n: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
@@ -163,10 +163,10 @@ class Answer(Record, frozen=True, kw_only=True):
     supports a sentence of the answer; False also where the answer says that the passages do not
     hold it; None: there is no answer, or it is of an earlier version, or the last text of a
     workflow that came to a limit. `quotes`: what Carpool chose from the passages by the question,
-    beside the answer and its citations. `replayed`: it repeats the answer to an earlier record,
-    with this id and `query_digest`, a digest of the question, or with this `prompt_key`, a digest
-    of all that decides the model's answer. `steps`: what a workflow did before its answer. `status`
-    `shed` is reserved for a service that refuses work when it has too much; no service writes it.
+    apart from answer and citations. `replayed`: it repeats the answer to an earlier record, with
+    this id and `query_digest`, a digest of the question, or with this `prompt_key`, a digest of all
+    that decides the model's answer. `steps`: what a workflow did before its answer. `status` `shed`
+    is reserved for a service that refuses work when it has too much; no service writes it.
     """
 
     query_id: Identifier
@@ -229,7 +229,7 @@ def unanswered(
 ) -> Answer:
     """Returns the terminal answer of a query that was refused, late or withdrawn, or failed.
 
-    `query`: for the steps of a workflow.
+    `query` has the steps of a workflow.
     """
     return Answer(
         query_id=query_id,

@@ -1,6 +1,6 @@
 """Describes the topics as an AsyncAPI 3 document: `schemas/asyncapi.json`.
 
-`python -m schemas.jsonschema` writes it beside the JSON Schemas, to which it refers.
+`python -m schemas.jsonschema` writes it next to the JSON Schemas, to which it refers.
 """
 
 from __future__ import annotations

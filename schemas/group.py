@@ -10,8 +10,8 @@ from schemas.query import Query, TopK
 from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source, Times
 
 
-class SideSearch(Record, frozen=True, kw_only=True):
-    """A search side by side with that of the query. `vector` and `clusters` as of a query."""
+class GroupedSearch(Record, frozen=True, kw_only=True):
+    """Another search of the round of a query; its fields are as in `GroupedQuery`."""
 
     vector: bytes
     clusters: Annotated[tuple[ClusterId, ...], msgspec.Meta(min_length=1)]
@@ -23,7 +23,7 @@ class GroupedQuery(Record, frozen=True, kw_only=True):
 
     `vector`: (dim,) little-endian float32, L2-normalised. `clusters`: C(q), nearest first. `query`:
     as published, without its vector. Times are epoch microseconds; `timings_us`: time by stage.
-    `beside`: the other searches of a round; their results are in the same retrieval.
+    `other_searches`: those of the same round; their results are in the same retrieval.
     """
 
     query: Query
@@ -34,14 +34,14 @@ class GroupedQuery(Record, frozen=True, kw_only=True):
     vector: bytes
     clusters: Annotated[tuple[ClusterId, ...], msgspec.Meta(min_length=1)]
     timings_us: Times = msgspec.field(default_factory=dict)
-    beside: tuple[SideSearch, ...] = ()
+    other_searches: tuple[GroupedSearch, ...] = ()
 
     @property
     def all_clusters(self) -> tuple[ClusterId, ...]:
         """The clusters of all its searches, each once."""
-        if not self.beside:
+        if not self.other_searches:
             return self.clusters
-        lists = (self.clusters, *(search.clusters for search in self.beside))
+        lists = (self.clusters, *(search.clusters for search in self.other_searches))
         return tuple(dict.fromkeys(cluster for one in lists for cluster in one))
 
 

@@ -10,7 +10,7 @@ from schemas.record import ClusterId, Real, Record
 class Hit(Record, frozen=True, kw_only=True):
     """One passage. `score`: inner product of normalised vectors.
 
-    `metadata`: of the line of the corpus, as far as the index stores it.
+    `metadata` is that of the line of the corpus, as far as the index stores it.
     """
 
     doc_id: str

@@ -82,9 +82,9 @@ class Journal(Record, frozen=True, kw_only=True):
 
     `root`: the query as it was published. `program`, `version` and `digest` name the program.
     `rounds`: the results of the finished steps, in the order in which the program asked for them;
-    steps side by side are one round. `beside`: the searches beside that of the query's own text.
-    `asked`: the digests of these searches, as the program asked for them. `began_us`: when the step
-    that is in progress began, epoch microseconds.
+    steps side by side are one round. `other_searches`: those of the round in progress, without that
+    of the query's own text. `asked`: the digests of all of them, as the program asked for them.
+    `began_us`: when the step that is in progress began, epoch microseconds.
     """
 
     root: Query
@@ -92,13 +92,13 @@ class Journal(Record, frozen=True, kw_only=True):
     version: Integer
     digest: str
     rounds: tuple[tuple[StepResult, ...], ...] = ()
-    beside: tuple[SideText, ...] = ()
+    other_searches: tuple[OtherSearch, ...] = ()
     asked: tuple[str, ...] = ()
     began_us: NonNegative = 0
 
 
-class SideText(Record, frozen=True, kw_only=True):
-    """A search side by side with that of the query's own text."""
+class OtherSearch(Record, frozen=True, kw_only=True):
+    """Another search of the round than that of the query's own text."""
 
     text: str
     top_k: TopK | None = None

@@ -24,10 +24,10 @@ class Probe(Record, frozen=True, kw_only=True):
 class Searched(Record, frozen=True, kw_only=True):
     """How a query was searched.
 
-    `nprobe`: clusters; `rows_read`: rows that were read one by one, 0 in an exact search.
-    `expected_recall`: the share of its ids that are expected to be those of an exact search of the
-    same clusters. `recall_target`: as the query asked; `is_calibrated`: whether nprobe was measured
-    with questions; False: it is of a formula. None where the query named it.
+    It probed `nprobe` clusters, and `rows_read` rows were read one by one, 0 in an exact search.
+    `expected_recall` is the share of its ids that are expected to be those of an exact search of
+    the same clusters. `recall_target` is what the query asked for. `is_calibrated` says whether
+    nprobe was measured with questions; False: it is of a formula; None: the query named it.
     """
 
     mode: SearchMode
@@ -47,7 +47,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     A draft (`is_final` is false, on `rag.retrievals.draft.v1`) has the best passages of the first
     `clusters_done` of `clusters_total` clusters, perhaps fewer than `top_k`, with their texts;
     `completed_us` is when it was made. Drafts of a query have growing revisions. The final
-    retrieval supersedes them all. `beside`: the hits of the other searches of a round.
+    retrieval supersedes them all. `other_hits`: those of the other searches of a round.
     """
 
     query: Query
@@ -59,7 +59,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     index_version: Identifier
     embedding_model: Identifier
     hits: tuple[Hit, ...]
-    beside: tuple[tuple[Hit, ...], ...] = ()
+    other_hits: tuple[tuple[Hit, ...], ...] = ()
     skipped_clusters: tuple[ClusterId, ...]
     probes: tuple[Probe, ...] = ()
     search: Searched | None = None

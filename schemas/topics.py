@@ -73,7 +73,7 @@ ANSWERS = Topic(
     compaction_lag_ms=DAY_MS,
     purpose="terminal answers; the generator alone writes them, and skips records that have one",
 )
-BESIDE = "@"
+KEY_SEPARATOR = "@"
 """Between the query id and the record in the key of an answer that must not supersede another."""
 PARTIAL_ANSWERS = Topic(
     name="rag.answers.partial.v1",

@@ -1,4 +1,4 @@
-"""Workflows in records: graphs that applications send, and results of finished steps.
+"""Workflows in records: graphs of applications, results of finished steps; limits of workflows.
 
 A graph with an unknown field is refused: without it, other steps would be run.
 """
@@ -16,6 +16,10 @@ GRAPH_BYTES_MAX = 16 * 1024
 JOURNAL_BYTES_MAX = 256 * 1024
 """Most bytes of a step's record that are its journal; more ends the workflow."""
 NODES_MAX = 16
+ROUND_STEPS_MAX = 8
+SEARCH_CHARS_MAX = 65_536
+STEPS_MAX = 12
+"""Most steps of a run, where its program does not say how many; see `workflow.steps_max`, too."""
 
 Test = Literal["not_empty", "empty", "equals", "contains", "rounds_at_most"]
 
@@ -74,11 +78,10 @@ class InlineWorkflow(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class StepResult(Record, frozen=True, kw_only=True):
     """The result of a finished step. `digest`: of the step itself.
 
-    `text`: what was searched, or what the model wrote. `hits`: what was found; None: it is no
-    search. `skipped`: clusters that could not be read.
-    `is_cut`: the text ended at its limit.
-    `is_shared`: it was generated for an equal step of another workflow, so its tokens were not
-    paid. `left_out`: ids of passages that the program gave and its prompt does not show.
+    `text` was searched, or the model wrote it. `hits` were found; None: it is no search. The
+    clusters `skipped` could not be read. `is_cut`: the text ended at its limit. `is_shared`: it was
+    generated for an equal step of another workflow, so its tokens were not paid. `left_out` has the
+    ids of passages that the program gave and its prompt does not show.
     """
 
     digest: str

@@ -16,7 +16,7 @@ from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from searcher.executor import Executor
 from searcher.executor_by_mode import ExecutorByMode
-from searcher.open_exact import BESIDE_CODES, ExactPlane, exact_bytes_min, open_exact_plane
+from searcher.open_exact import EXACT_WITH_CODES, ExactPlane, exact_bytes_min, open_exact_plane
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES, open_passages
 from searcher.passages.passage_reader import PassageReader
 from searcher.settings import SearcherSettings
@@ -166,7 +166,7 @@ def open_search_plane(
         metrics,
         clock,
         open_reads=open_reads,
-        options=BESIDE_CODES,
+        options=EXACT_WITH_CODES,
     )
     try:
         by_codes = open_codes_plane(
@@ -191,8 +191,8 @@ def open_search_plane(
 
 def bytes_for_codes(index: OpenIndex, settings: SearcherSettings) -> int:
     """Returns what passages, exact searches and a hot shard leave of `budget_bytes` for codes."""
-    beside_bytes = PASSAGE_BUFFERS_BYTES + exact_bytes_min(index) + settings.shard_ram_bytes
-    return settings.budget_bytes - beside_bytes
+    other_bytes = PASSAGE_BUFFERS_BYTES + exact_bytes_min(index) + settings.shard_ram_bytes
+    return settings.budget_bytes - other_bytes
 
 
 def _may_scan_codes(index: OpenIndex, settings: SearcherSettings) -> bool:

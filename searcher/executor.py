@@ -20,7 +20,7 @@ from searcher.scoring.top_k import TopK
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchDraft:
-    """What a search has found so far. `best`: in `clusters_done` of its `clusters_total`."""
+    """What a search has found so far: the `best` in `clusters_done` of its `clusters_total`."""
 
     best: TopK
     clusters_done: int
@@ -60,8 +60,8 @@ class Search:
 class SearchGroup:
     """Queries in search order, and advice on what comes after them.
 
-    `window`: any value that differs between windows. `horizon`: in how many windows a cluster is
-    needed next; 1: in the next one.
+    `window` is any value that differs between windows. `horizon` says in how many windows a cluster
+    is needed next; 1: in the next one.
     """
 
     searches: tuple[Search, ...]
@@ -74,10 +74,10 @@ class SearchResult:
     """The result of one query. `skipped`: clusters that were not scored completely; see `errors`.
 
     Times in microseconds: `search_us` scored and merged; `load_us` is the rest of the time from
-    `started_us` to the end. `bytes_read`: of the clusters or rows that were read for this query;
-    other queries may have used them too. `mode`: what is promised, "exact" where an index has no
-    codes; `rows_read`: rows whose exact scores were computed one by one, 0 in an exact search.
-    `counts`: of a result of several searches (`together`), the rows of each.
+    `started_us` to the end. `bytes_read` counts the clusters or rows that were read for this query;
+    other queries may have used them too. `mode` is what is promised, "exact" where an index has no
+    codes. `rows_read` counts rows whose exact scores were computed one by one, 0 in an exact
+    search. A result of several searches (`together`) has the rows of each in `counts`.
     """
 
     best: TopK

@@ -26,7 +26,7 @@ INTAKE_BYTES_MAX = 2 * GROUPS.max_message_bytes
 class PendingSearch:
     """A search of part `part` of a group in hand. `keys`: of all searches of its query.
 
-    `opened`: the index that it began with, which its record is made from, too.
+    `opened` is the index that it began with, from which its record is made, too.
     """
 
     unit: Unit[Group]
@@ -47,7 +47,7 @@ class InHand:
         self._lock = threading.Lock()
         self._searches: dict[int, PendingSearch] = {}
         self._of_unit: dict[int, set[int]] = {}
-        self._results: dict[int, SearchResult] = {}  # until the searches beside them end
+        self._results: dict[int, SearchResult] = {}  # until the others of the query end
         self._size_bytes = 0
         self._next_key = 0
 

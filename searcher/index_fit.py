@@ -6,7 +6,7 @@ from carpool.disk.manifest import Manifest
 from carpool.endings import stop_at
 from carpool.errors import DeploymentError, RecordError
 from carpool.loop.stage import Unit
-from schemas.group import Group, GroupedQuery, SideSearch
+from schemas.group import Group, GroupedQuery, GroupedSearch
 
 
 def lags_behind(group: Group, manifest: Manifest) -> str:
@@ -35,7 +35,7 @@ def check_fits(unit: Unit[Group], manifest: Manifest) -> None:
                 "restart both; nothing is lost"
             )
     for grouped in group.queries:
-        searches: tuple[GroupedQuery | SideSearch, ...] = (grouped, *grouped.beside)
+        searches: tuple[GroupedQuery | GroupedSearch, ...] = (grouped, *grouped.other_searches)
         for search in searches:
             if len(search.vector) != manifest.dimension * 4:
                 wrong = f"has a vector of {len(search.vector)} bytes; {manifest.dimension} float32 "

@@ -47,7 +47,7 @@ class ExactOptions:
     fills_memory: bool = True
 
 
-BESIDE_CODES = ExactOptions(prefetch_bytes=0, slice_bytes_max=2 << 20, fills_memory=False)
+EXACT_WITH_CODES = ExactOptions(prefetch_bytes=0, slice_bytes_max=2 << 20, fills_memory=False)
 """Of exact searches in the memory that codes leave."""
 
 
@@ -69,8 +69,8 @@ class ExactPlane:
 
 
 def exact_bytes_min(index: OpenIndex) -> int:
-    """Returns the least memory beside codes: the largest slice, in blocks."""
-    slices = Slices(index.extents, index.layout, BESIDE_CODES.slice_bytes_max)
+    """Returns the least memory that codes must leave: the largest slice, in blocks."""
+    slices = Slices(index.extents, index.layout, EXACT_WITH_CODES.slice_bytes_max)
     return max(extent.size_bytes for extent in slices.extents) + BLOCK_BYTES_MAX
 
 
@@ -146,7 +146,7 @@ def _open_arena(
         raise ConfigError(
             f"[searcher] budget_bytes leaves {budget_bytes} for clusters, and this machine does "
             f"not give as much memory: {error.strerror}. Set it lower; the process needs about 100 "
-            "MB beside it"
+            "MB more"
         ) from error
 
 

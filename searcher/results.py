@@ -178,7 +178,7 @@ def _retrieval(
         index_version=group.index_version,
         embedding_model=group.embedding_model,
         hits=hits[: found.counts[0]] if found.counts else hits,
-        beside=_beside(hits, found.counts),
+        other_hits=_other_hits(hits, found.counts),
         skipped_clusters=found.skipped,
         probes=found.probes,
         search=Searched(
@@ -196,8 +196,8 @@ def _retrieval(
     )
 
 
-def _beside(hits: tuple[Hit, ...], counts: Sequence[int]) -> tuple[tuple[Hit, ...], ...]:
-    """Returns the hits of the searches beside the first one."""
+def _other_hits(hits: tuple[Hit, ...], counts: Sequence[int]) -> tuple[tuple[Hit, ...], ...]:
+    """Returns the hits of the searches after the first one."""
     ends = list(accumulate(counts))
     return tuple(hits[begin:end] for begin, end in pairwise(ends))
 

@@ -168,9 +168,9 @@ class SearcherStage(Stage[Group]):
     # ---- unfinished queries
 
     def _take(self, unit: Unit[Group], part: int, opened: OpenSearcher) -> list[Search]:
-        """Returns the searches of a query: its own, and those beside it."""
+        """Returns the searches of a query: its own, and the others of its round."""
         grouped = unit.record.queries[part]
-        keys = self._in_hand.new_keys(1 + len(grouped.beside))
+        keys = self._in_hand.new_keys(1 + len(grouped.other_searches))
         top_k = grouped.query.top_k or self._settings.top_k_default
         search = Search(
             key=keys[0],
@@ -190,7 +190,7 @@ class SearcherStage(Stage[Group]):
                 top_k=each.top_k or top_k,
                 drafts=None,
             )
-            for key, each in zip(keys[1:], grouped.beside, strict=True)
+            for key, each in zip(keys[1:], grouped.other_searches, strict=True)
         ]
         self._in_hand.take(PendingSearch(unit, part, keys, opened))
         return [search, *others]

@@ -168,7 +168,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _mix(items: list[pytest.Item]) -> None:
-    """Orders files: those that wait beside those that compute, and the longest of both first.
+    """Orders files: those that wait with those that compute, and the longest of both first.
 
     So the cores are busy, and no worker is left alone with a long file.
     """

@@ -80,9 +80,9 @@ class CitedRow(msgspec.Struct, frozen=True, kw_only=True):
 class AskedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A question and what came back. `gold`: the id of its passage; "": no answer is known.
 
-    `gold_*`: whether it contains one of the gold answers. `sentences`: of the answer. `retrieved`:
-    ids of what was found. `output_tokens`: as the server counted. `text_tokens`: those of the text
-    without markers.
+    `gold_*` says whether it contains one of the gold answers. `sentences` counts those of the
+    answer. `retrieved` has the ids of what was found. The server counted `output_tokens`;
+    `text_tokens` are those of the text without markers.
     """
 
     question_id: str

@@ -17,7 +17,7 @@ from typer import Option
 
 WORK = Path(".carpool/bench")
 """Where indexes and logs are by default."""
-NOT_REPORTED = "beside data index json_file langgraph model nlist out work"
+NOT_REPORTED = "data index json_file langgraph model nlist other_revision out work"
 """Options that say where a run reads and writes; the report names these facts elsewhere."""
 
 DataOption = Annotated[

@@ -76,10 +76,10 @@ class BenchRun:
 
 
 class ServicesRun(BenchRun):
-    """A run of services. `folder`: of logs; `settings`: environment variables of the services."""
+    """A run of services, with `settings` as environment variables. Logs are in `folder`."""
 
     def __init__(self, benchmark: str, options: ServiceOptions, broker: str | None = None) -> None:
-        """`broker`: as the report calls it; None: Apache Kafka that the benchmark starts."""
+        """`broker` is its name in the report; None: the benchmark starts Apache Kafka."""
         self.settings = parse_settings(options.settings)
         broker = broker or f"Apache Kafka {kafka_version()}, started for the run"
         super().__init__(benchmark, options, services=self.settings, broker=broker)

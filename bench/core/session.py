@@ -43,7 +43,7 @@ SentLoad = dict[str, int]
 class Session:
     """Running services with a recorder of their topics. Made by `open_session`, which ends it.
 
-    `brokers`: of Apache Kafka, started for it.
+    `brokers` are those of Apache Kafka that were started for it.
     """
 
     stack: Stack

@@ -48,7 +48,7 @@ class ServiceProcess:
     ) -> None:
         """`ready_page`: the HTTP path that answers 200 when the process is ready.
 
-        `port`: of its pages; 0: it has none.
+        `port` is that of its pages; 0: it has none.
         """
         self.command = tuple(command)
         """Of the next start."""
@@ -97,7 +97,7 @@ class ServiceProcess:
         return self.log_file.read_text(errors="replace")[-LOG_TAIL_CHARS:]
 
     def page(self, path: str, body: bytes | None = None) -> tuple[int, str]:
-        """Returns (status, text) of a page; status 0: nothing answers. `body`: of a POST."""
+        """Returns (status, text) of a page; status 0: nothing answers. `body` makes it a POST."""
         url = f"http://{LOOPBACK}:{self.port}{path}"
         try:
             with urllib.request.urlopen(url, body, timeout=PAGE_TIMEOUT_S) as reply:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures the hot shard on a GPU, in order of worth. Each step has a time limit and writes its files as it ends.
-#   bench/gpu/run.sh WHEELS DATA OUT [STEP...]      README.md beside this file explains it.
+#   bench/gpu/run.sh WHEELS DATA OUT [STEP...]      README.md in this folder explains it.
 # DEVICE=cpu tries all of it without a GPU. ROWS, NPROBE, NLIST: of the grown set and its index.
 set -uo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,4 +1,4 @@
-"""How fast a device of the hot shard scans, also while it loads, beside a copy of its memory.
+"""How fast a device of the hot shard scans, also while it loads, against a copy of its memory.
 
 Clusters and questions are made up: their sizes vary, and some are probed much more often. The
 figures depend on nothing else, so no data are needed.
@@ -74,7 +74,7 @@ class FilledShard:
             numbers,
             nlist=self.nlist,
             rotation=random_rotation(DIMENSION, 0),
-            # Room for what a device needs beside vectors.
+            # Room for what a device needs in addition to vectors.
             bytes_max=int(rows * self.row_bytes * 1.25) + (256 << 20),
             device=device,
         )

@@ -20,7 +20,7 @@ class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CagrOptions(PaperOptions, frozen=True, kw_only=True):
-    """CaGR-RAG: query grouping. Hits and bytes of its algorithm, beside Carpool's plan.
+    """CaGR-RAG: query grouping. Hits and bytes of its algorithm, and of Carpool's plan.
 
     Real questions in batches of a random size from 20 to 100, nprobe 10, a cache of 40 clusters
     (EdgeRAG's), theta 0.1, 0.5 and 0.9; Carpool has the bytes of 40 clusters. docs/figures/ says
@@ -110,7 +110,7 @@ class NearnessOptions(PaperOptions, frozen=True, kw_only=True):
     The model of `make setup-vllm` writes the texts of `hyde` and `irg` for HotpotQA questions
     (minutes on two cores; they are kept in .carpool/bench). Measures parts of a text, the question,
     and the last search against the search that follows; the order by history; and the bytes that
-    announcing clusters saves in the plans of exact searches and of paged codes, beside an oracle.
+    announcing clusters saves in the plans of exact searches and of paged codes, against an oracle.
     """
 
     data: DataOption = None

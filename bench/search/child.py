@@ -169,7 +169,7 @@ def _build_and_tune(contestant: Contestant, request: ChildRequest) -> TunedFigur
 
 
 def main(request_path: Path, peak_path: Path | None = None) -> None:
-    """Measures, and writes figures and ids beside the request; an error goes to standard error.
+    """Measures, and writes figures and ids next to the request; an error goes to standard error.
 
     `peak_path`: of the group that counts the memory of this process.
     """

@@ -44,6 +44,6 @@ class CorpusRun(ServicesRun):
         return open_session(self.index.dir, folder, self.settings, services=services, **stack)
 
     def facts(self, *files: Path) -> dict[str, Any]:
-        """Returns what the report says of the data and the index. `files`: besides the corpus."""
+        """Returns what the report says of index and corpus, and of the further `files` of data."""
         read = (self.data.corpus_path, self.data.vectors_path(CORPUS), *files)
         return {"data": [data_file(path) for path in read], "index": self.index.facts}

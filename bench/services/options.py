@@ -62,7 +62,7 @@ class OverheadOptions(ServiceOptions, frozen=True, kw_only=True):
         list[int],
         Option(min=0, max=100, help="In a prompt, about 95 token ids each; 0: no LLM. Repeatable."),
     ] = msgspec.field(default_factory=lambda: [0, 3, 15, 41])
-    beside: Annotated[
+    other_revision: Annotated[
         Path | None,
         Option(metavar="DIR", help="A checkout, with its kernel; its services take turns too."),
     ] = None

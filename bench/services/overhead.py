@@ -90,7 +90,7 @@ def run(options: OverheadOptions) -> bool:
         promises=promises(found),
         results=found,
         index=index.facts,
-        beside=options.beside and revision_of(options.beside),
+        other_revision=options.other_revision and revision_of(options.other_revision),
     )
 
 
@@ -204,12 +204,13 @@ def open_sides(
         shared = {"broker": [each.pid for each in session.brokers], LOAD: [os.getpid()]}
         hops = opened.enter_context(bare_hops(HOPS, bootstrap, settings, folder))
         sides = [Side("bare hops", session, {"hops": hops} | shared, asked)]
-        for checkout, has_llm in product(dict.fromkeys((None, options.beside)), (False, True)):
+        checkouts = dict.fromkeys((None, options.other_revision))
+        for checkout, has_llm in product(checkouts, (False, True)):
             passages = [each for each in options.passages if bool(each) is has_llm]
             if not passages:
                 continue
-            whose = "beside, " if checkout else ""
-            prefix = f"{whose[:6]}{'llm' if has_llm else 'none'}"
+            whose = "other revision, " if checkout else ""
+            prefix = f"{whose[:5]}{'llm' if has_llm else 'none'}"
             own = {**(WITH_LLM if has_llm else ENVIRONMENT), "CARPOOL_KAFKA_PREFIX": prefix}
             session = opened.enter_context(
                 open_session(

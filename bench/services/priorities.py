@@ -47,21 +47,20 @@ def promises_of(conditions: Conditions, batch_left: int) -> dict[str, bool]:
     `batch_left`: batch questions without an answer when the last interactive one was sent. When it
     is 0, the backlog was too short to show anything.
     """
-    batch = slowdown(conditions, "interactive alone", "interactive beside batch")
-    tenant = slowdown(conditions, "quiet tenant alone", "quiet tenant beside a loud one")
+    batch = slowdown(conditions, "interactive alone", "interactive with batch")
+    tenant = slowdown(conditions, "quiet tenant alone", "quiet tenant with a loud one")
     return {
-        f"interactive p99 beside batch at most {BATCH_SLOWDOWN_MAX:g}x": batch
-        <= BATCH_SLOWDOWN_MAX,
+        f"interactive p99 with batch at most {BATCH_SLOWDOWN_MAX:g}x": batch <= BATCH_SLOWDOWN_MAX,
         "batch questions were waiting all the time": batch_left > 0,
-        f"other tenants' p99 beside a loud one at most {TENANT_SLOWDOWN_MAX:g}x": tenant
+        f"other tenants' p99 with a loud one at most {TENANT_SLOWDOWN_MAX:g}x": tenant
         <= TENANT_SLOWDOWN_MAX,
         "each question has one answer": all(each.accounting.holds for each in conditions.values()),
     }
 
 
-def slowdown(conditions: Conditions, alone: str, beside: str) -> float:
+def slowdown(conditions: Conditions, alone: str, shared: str) -> float:
     """Returns the ratio of the p99s; infinity where nothing came back."""
-    first, second = conditions[alone].total_ms, conditions[beside].total_ms
+    first, second = conditions[alone].total_ms, conditions[shared].total_ms
     return float("inf") if first is None or second is None else second.p99 / first.p99
 
 
@@ -112,15 +111,15 @@ def measure(session: Session, options: PrioritiesOptions) -> tuple[Conditions, d
     found["interactive alone"] = wait(send(RATE_PER_S, seconds))
     batch = batch_of(options.batch)
     before = answered(batch)
-    beside = send(RATE_PER_S, seconds)
+    together = send(RATE_PER_S, seconds)
     after = answered(batch)
-    found["interactive beside batch"] = wait(beside)
+    found["interactive with batch"] = wait(together)
     found["batch"] = wait(batch)
     found["quiet tenant alone"] = wait(send(quiet_per_s, seconds, "quiet"))
     with ThreadPoolExecutor(1, "loud-tenant") as pool:
         sent = pool.submit(send, loud_per_s, seconds, "loud")
-        beside = send(quiet_per_s, seconds, "quiet")
-    found["quiet tenant beside a loud one"] = wait(beside)
+        together = send(quiet_per_s, seconds, "quiet")
+    found["quiet tenant with a loud one"] = wait(together)
     found["loud tenant"] = wait(sent.result())
     batch_per_s = (after - before) / seconds
     return found, {"batch_left": len(batch) - after, "batch_per_s": batch_per_s}

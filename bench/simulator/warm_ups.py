@@ -47,9 +47,9 @@ class WarmUpLoad(msgspec.Struct, frozen=True, kw_only=True):
 class WarmUpFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy did.
 
-    `saved`: of the tokens of the prompts, the share that was computed when the search ended.
-    `in_vain`: tokens computed for nothing over the tokens of the prompts. `ttft_ms`: the median
-    from the end of the search to the first token.
+    `saved` is the share of the prompts' tokens that was computed when the search ended. `in_vain`
+    is the number of tokens computed for nothing, over that of the prompts. `ttft_ms` is the median
+    time from the end of the search to the first token.
     """
 
     saved: float

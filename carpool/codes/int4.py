@@ -155,9 +155,9 @@ class CodeScanner:
     ) -> None:
         """`first_rows`, `row_counts`: (nlist,) int64, the rows of each cluster.
 
-        `copies_bytes`: of memory into which `load` copies; 0: it keeps the memory that it is given.
-        `threads`: that share the clusters of a scan. `kernel`: of `kernels()`; None: the fastest.
-        Raises `ConfigError` where the codes of the index are arranged in another way.
+        `load` copies into memory of `copies_bytes`; 0: it keeps what it is given. `threads` is how
+        many share the clusters of a scan. `kernel` is one of `kernels()`; None: the fastest. Raises
+        `ConfigError` where the codes of the index are arranged in another way.
         """
         _check(layout, len(rotation))
         self._layout = layout

@@ -68,7 +68,7 @@ class CheckedFile:
 
     @classmethod
     def open(cls, path: Path, build_id: int, files: dict[str, FileEntry]) -> CheckedFile:
-        """Returns the file at `path`. Reads and verifies its side file; `files`: of the manifest.
+        """Returns the file at `path`. Reads and verifies its side file; `files` is the manifest's.
 
         Raises `CorruptionError` where a file is missing, damaged or has another size.
         """

@@ -118,7 +118,7 @@ def padded(codes: bytes) -> bytes:
 
 
 def plan_codes(layout: CodeLayout, extents: Sequence[ClusterExtent]) -> tuple[CodeExtent, ...]:
-    """Returns where the codes of each cluster are, by cluster; `extents`: of all clusters."""
+    """Returns where the codes of each cluster are, given the `extents` of all clusters."""
     planned: list[CodeExtent] = []
     segment, end_bytes = 0, 0
     for extent in extents:

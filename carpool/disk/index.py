@@ -40,7 +40,7 @@ def files_of(manifest: Manifest) -> tuple[str, ...]:
 class OpenCodes:
     """The codes of an index. `extents`: by cluster; `files`: by segment.
 
-    `first_rows`, `row_counts`: (nlist,) int64, the rows of each cluster; `rotation`: (dim,
+    `first_rows` and `row_counts`, (nlist,) int64, are the rows of each cluster; `rotation` is (dim,
     dim) float32.
     """
 

@@ -53,9 +53,9 @@ def build_id_of(*parts: bytes) -> int:
 class SegmentWriter:
     """Writes the segments of an index in the order of clusters; a killed build can continue.
 
-    Beside each segment it writes a file with the codes of its clusters, if there is an `encoder`. A
-    segment gets its name when it and its codes are complete and durable. A new writer with the same
-    arguments finds such segments, and continues with `next_cluster`. Memory: one cluster. One
+    Next to each segment it writes a file with the codes of its clusters, if there is an `encoder`.
+    A segment gets its name when it and its codes are complete and durable. A new writer with the
+    same arguments finds such segments, and continues with `next_cluster`. Memory: one cluster. One
     thread.
     """
 

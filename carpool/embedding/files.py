@@ -58,7 +58,7 @@ def model_fingerprint(folder: Path) -> str:
     """Returns 16 hex digits of a SHA-256 over weights and configuration. Blocks.
 
     Leaves out files that do not change a vector: README, licences, weights for other runtimes, and
-    a pickled copy of the weights beside safetensors.
+    a pickled copy of weights in safetensors.
     """
     files = [
         file

@@ -73,7 +73,7 @@ def fingerprint_of(settings: EmbeddingSettings) -> str:
 
 
 def _open_export(folder: Path, threads: int, fingerprint: str, prompt: str) -> Embedder:
-    """Opens the export beside the weights or in the user's cache; makes it there if need be."""
+    """Opens the export next to the weights or in the user's cache; makes it there if need be."""
     from carpool.embedding.onnx_embedder import OnnxEmbedder
 
     def opened(file: Path) -> Embedder:

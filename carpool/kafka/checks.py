@@ -76,12 +76,12 @@ class TopicFacts:
 class BrokerFacts:
     """The brokers' answers, with their names of topics.
 
-    `config`: of one broker; empty: none; None: not permitted.
+    `config` is that of one broker; empty: none; None: not permitted.
 
-    `standings`: of the service's inputs; with questions among them, of `rag.answers.v1`, too.
-    `unknown`: why they could not be asked for. `hidden_topics`: what these
-    credentials may not describe. `lacking`: topics, each with a right on its records that they need
-    and do not have.
+    `standings` are those in the service's inputs, and with questions also in `rag.answers.v1`.
+    `unknown` says why they could not be asked for. These credentials may not describe
+    `hidden_topics`. `lacking` has topics, each with a right on its records that they need and do
+    not have.
     """
 
     brokers: int
@@ -128,10 +128,10 @@ def judge(
     facts: BrokerFacts,
     service: str = "",
 ) -> Deployment:
-    """Returns whether a service may start; `wish`: the configured delivery.
+    """Returns whether a service may start with the configured delivery, `wish`.
 
-    `service`: of whose topics the partitions are compared; empty: of all.
-    Problems and warnings name topics as the brokers do.
+    The partitions of the topics of `service` are compared; empty: those of all. Problems and
+    warnings name topics as the brokers do.
     """
     has_transactions = have_transactions(facts.config)
     delivery: DeliveryName = (

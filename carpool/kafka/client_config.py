@@ -148,6 +148,6 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
 def reader_config(settings: KafkaSettings, name: str) -> dict[str, Any]:
     """Returns the configuration of a consumer that joins no group, and reads what is committed.
 
-    `name`: for the brokers' logs. librdkafka needs a group. It logs nothing: failures are raised.
+    `name` is for the brokers' logs. librdkafka needs a group. It logs nothing: failures are raised.
     """
     return client_config(settings) | READING | {"group.id": settings.group_of(name), "log_level": 0}

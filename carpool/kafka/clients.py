@@ -36,9 +36,9 @@ class RebalanceListener(Protocol):
         """
 
     def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
-        """A fetch of this partition failed; the client tries again. `error`: in words.
+        """A fetch of this partition failed; the client tries again. `error` says why.
 
-        `lasts`: the next record does not exist, so this member reads no more of the partition.
+        `lasts` says that the next record does not exist: no more of the partition is read.
         """
 
 

@@ -169,8 +169,8 @@ ADVICE = (
 def coordinator_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of kafka-python's admin client. Contains secrets: never log it.
 
-    `config`: of librdkafka, by full name. Raises `ConfigError` for a security setting that
-    kafka-python lacks.
+    `config` has librdkafka's settings, by full name. Raises `ConfigError` for a security setting
+    that kafka-python lacks.
     """
     protocol = str(config.get("security.protocol", "PLAINTEXT")).upper()
     found: dict[str, Any] = {

@@ -108,7 +108,7 @@ def left_by_the_dead(
 ) -> list[TopicPartition]:
     """Returns the partitions that a dead process had in hand: a living one gives them up.
 
-    `claimed_before`: by this process, which lives although the group may have removed it.
+    `claimed_before` are those of this process, which lives although the group may have removed it.
     """
     owners = {at: head_of(position.metadata).instance_id for at, position in last.items()}
     return [
@@ -125,10 +125,10 @@ def claims(
 ) -> dict[TopicPartition, Position]:
     """Returns the positions to commit for newly assigned partitions, with our id.
 
-    `ends`: of the logs of those partitions whose last owner has died, which raises their deaths; if
-    it had a record of one alone in hand, of this one only.
-    Metadata that would become too long is not changed: the first transaction names the owner.
-    Raises `DeploymentError` for metadata of another program, which would be overwritten.
+    `ends` has the ends of the logs of partitions whose last owner has died, which raises their
+    deaths; if it had a record of one alone in hand, of this one only. Metadata that would become
+    too long is not changed: the first transaction names the owner. Raises `DeploymentError` for
+    metadata of another program, which would be overwritten.
     """
     heads = {at: head_of(positions[at].metadata) for at in ends}
     alone = {at: ends[at] for at, head in heads.items() if head.deaths and head.deaths.is_alone}

@@ -49,8 +49,8 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc] # kafka-python
 def token_provider(config: Mapping[str, Any], timeout_s: float) -> TokenProvider:
     """Returns the provider for the settings of librdkafka. Contacts nobody.
 
-    `timeout_s`: of a request for a token. `KafkaSettings.check` has made sure that there is a
-    source.
+    A request for a token takes at most `timeout_s`. `KafkaSettings.check` has made sure that there
+    is a source.
     """
     extensions = _pairs(str(config.get("sasl.oauthbearer.extensions", "")), ",")
     if str(config.get("sasl.oauthbearer.method", "")).lower() == "oidc":

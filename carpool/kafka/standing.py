@@ -27,8 +27,8 @@ HOUR_MS = 3_600_000
 class Standing:
     """Where a consumer group is in a partition: committed offset, first and next offset of the log.
 
-    `metadata`: of the commit. `first_ms`: when the first record was written, epoch milliseconds.
-    0: unknown, or there is no record.
+    `metadata` is that of the commit. The first record was written at `first_ms`, epoch
+    milliseconds; 0: unknown, or there is no record.
     """
 
     committed: int

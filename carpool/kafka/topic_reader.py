@@ -75,10 +75,10 @@ class TopicReader:
         timeout_s: float | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Connects lazily. `name`: for the brokers' logs.
+        """Connects lazily. `name` is for the brokers' logs.
 
-        `timeout_s`: of a request, by default the request time-out of the settings. `config`:
-        librdkafka settings that replace the defaults, which read committed records only.
+        A request takes at most `timeout_s`, by default the request time-out of the settings.
+        `config` replaces defaults of librdkafka, which read committed records only.
         """
         self._settings = settings
         self._clock = clock

@@ -170,9 +170,9 @@ class LoopSink:
         return step
 
     def records_max(self, in_flight: int) -> int | None:
-        """Returns how many records may be taken besides those in flight; None: without a limit.
+        """Returns how many more records may be taken in; None: without a limit.
 
-        One at a time while a sick member is on trial, none before it leaves or beside a suspect.
+        One at a time while a sick member is on trial, none before it leaves or with a suspect.
         """
         if self.health.is_leaving or self.alone:
             return 0

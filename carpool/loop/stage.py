@@ -99,10 +99,10 @@ class LateOutputs(NamedTuple):
 class Done:
     """Finished work: (unit id, part) pairs, and the outputs that commit together with them.
 
-    `operations`: for traces. `early`: how the work ended without a result, as metrics count it, or
-    "" for what they do not count; it does not show that this member is well. `failure`: of one
-    part; the loop tries it again instead (`carpool.loop.retry`), or adds a dead letter to the
-    outputs. `late`: outputs for an expired deadline.
+    Traces get the `operations`. `early` says how the work ended without a result, as metrics count
+    it, or is "" for what they do not count; it does not show that this member is well. With the
+    `failure` of one part the loop tries it again instead (`carpool.loop.retry`), or adds a dead
+    letter to the outputs. `late` has the outputs for an expired deadline.
     """
 
     parts: tuple[tuple[int, int], ...]

@@ -124,7 +124,7 @@ class Taking(Generic[R]):
         self._apply_pauses(self._stage.credit())
 
     def _credit(self) -> Credit:
-        """The credit of the stage, and less for a sick member or beside a suspect."""
+        """The credit of the stage, and less for a sick member or with a suspect."""
         credit, most = self._stage.credit(), self._sink.records_max(len(self.in_flight.units))
         return credit if most is None else replace(credit, records=min(credit.records, most))
 

@@ -25,7 +25,7 @@ queue is full. pause: pause all partitions and poll, to stay a member.
 def intake_action(
     credit: Credit, *, finished_bytes: int, finished_bytes_max: int, is_stopped: bool
 ) -> IntakeAction:
-    """Returns the next action. `finished_bytes`: of outputs that wait for their commit."""
+    """Returns the next action. `finished_bytes` is that of outputs that wait for their commit."""
     if is_stopped:
         return "pause"
     has_credit = credit.records > 0 and credit.size_bytes > 0

@@ -13,7 +13,7 @@ class LlmFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: no reply. `reset`: the
     connection is closed. `garbage`: no event stream. The last three begin after `after_tokens`
-    tokens. `odd`: a whole answer, among what servers send beside text, and without a reason to end.
+    tokens. `odd`: a whole answer, among what else servers send, and without a reason to end.
     """
 
     mode: Literal["none", "400", "429", "500", "503", "hang", "reset", "garbage", "odd"]
@@ -35,7 +35,8 @@ ODD_EVENTS = (
 class LlmRequests(msgspec.Struct, kw_only=True):
     """Counts of requests for a completion, in all, by header X-Request-Id and by `prompt_hash`.
 
-    `disconnected`: by the client. `faulted`: got a fault. `in_flight_max`: at the same time.
+    `disconnected` counts those that the client ended, `faulted` those that got a fault.
+    `in_flight_max` is the most at a time.
     """
 
     started: int = 0
@@ -51,9 +52,7 @@ class LlmRequests(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The used fields of a request for a completion. `prompt`: of /v1/completions, in `messages`'
-    place.
-    """
+    """The used fields of a request for a completion: `messages`, or `prompt` of /v1/completions."""
 
     model: str
     messages: list[dict[str, Any]] = []

@@ -116,7 +116,7 @@ MAY_NOT_USE = frozenset({"open", "eval", "exec", "compile", "input", "__import__
 def load_module(name: str, text: str | None = None) -> tuple[list[Program], str]:
     """Returns the programs of a module, and its source. Raises `ConfigError`.
 
-    `name`: of a .py file or a module. `text`: its source, instead of what the file holds now.
+    `name` is that of a .py file or a module. `text` is its source, if not what the file holds now.
     """
     try:
         path = _path_of(name)

@@ -14,9 +14,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from carpool.workflow.program import STEPS_MAX, Program, Run, text_digest
+from carpool.workflow.program import Program, Run, text_digest
 from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, WorkflowError
-from schemas.workflow import Condition, Graph, GraphEdge, GraphNode
+from schemas.workflow import STEPS_MAX, Condition, Graph, GraphEdge, GraphNode
 
 START: Final = "START"
 END: Final = "END"

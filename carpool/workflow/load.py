@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 from carpool.errors import ConfigError
 from carpool.workflow import programs as built_in
-from carpool.workflow.journal import Workflows
 from carpool.workflow.program import Program, Programs
 from carpool.workflow.settings import WorkflowSettings
+from carpool.workflow.workflows import Workflows
 
 
 def load_workflows(settings: WorkflowSettings) -> Workflows:

@@ -53,7 +53,7 @@ class ProgramAsks(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Why a module cannot be loaded, or a program cannot go on; `kind`: of a `WorkflowError`."""
+    """Why a module cannot be loaded, or a program cannot go on. `kind` is a `WorkflowError`'s."""
 
     message: str
     kind: str = "workflow_failed"

@@ -13,9 +13,8 @@ from typing import Any, Protocol, TypeAlias
 
 from carpool.errors import ConfigError
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve, Step, WorkflowError
-from schemas.workflow import StepResult
+from schemas.workflow import STEPS_MAX, StepResult
 
-STEPS_MAX = 12
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 OWN = "__program__"
 """The name of every program in its digest."""
@@ -28,9 +27,9 @@ Run: TypeAlias = Generator[Asks, Any, AnswerStep]
 class Program:
     """A workflow that can be run. `function` gets the question and returns a generator of steps.
 
-    `digest`: of its source (`source_digest`); a workflow goes on only with the digest that it began
-    with. `doc`: its docstring. `file` and `source`: None for a graph. `process`: where it runs,
-    instead of a function.
+    `digest` is that of its source (`source_digest`); a workflow goes on only with the digest that
+    it began with. `doc` is its docstring. `file` and `source` are None for a graph. It runs in
+    `process`, if it has no function.
     """
 
     name: str
@@ -58,7 +57,8 @@ class Program:
 class NextSteps:
     """The next round of a program: steps of one kind, or its answer.
 
-    `digests`: of the steps. `is_list`: the program asked for a list, and gets one.
+    `digests` are those of the steps. `is_list` says that the program asked for a list, and gets
+    one.
     """
 
     steps: tuple[Retrieve, ...] | tuple[Generate, ...]
@@ -155,7 +155,7 @@ def source_digest(function: Callable[[str], Run]) -> str:
     """Returns a digest of the source of a function, and of all that it uses of its module.
 
     Comments do not count, nor other programs of the module, nor the name of the function: an old
-    version may stand beside a new one under another name.
+    version may stay in the module under another name.
     """
     own = function.__qualname__.partition(".")[0]
     tree = ast.parse(inspect.getsource(sys.modules[function.__module__]))

@@ -19,10 +19,7 @@ from carpool.workflow.steps import (
     Said,
     WorkflowError,
 )
-from schemas.workflow import StepResult
-
-BESIDE_MAX = 8
-"""The most steps of a round."""
+from schemas.workflow import ROUND_STEPS_MAX, StepResult
 
 
 def resume(
@@ -86,9 +83,9 @@ def checked_steps(asked: Asks | AnswerStep) -> NextSteps:
     """Returns a step, or a list of one kind, checked. Raises `WorkflowError`."""
     is_list = isinstance(asked, Sequence)
     steps: tuple[Any, ...] = tuple(asked) if isinstance(asked, Sequence) else (asked,)
-    if not steps or len(steps) > BESIDE_MAX:
+    if not steps or len(steps) > ROUND_STEPS_MAX:
         raise WorkflowError(
-            f"it asks for {len(steps)} steps side by side; 1 to {BESIDE_MAX} are allowed"
+            f"it asks for {len(steps)} steps side by side; 1 to {ROUND_STEPS_MAX} are allowed"
         )
     kinds = {type(step) for step in steps}
     if kinds not in ({Retrieve}, {Generate}) and (kinds != {AnswerStep} or is_list):

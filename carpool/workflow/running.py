@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from carpool.loop.stage import Credit, Unit
-from carpool.workflow.journal import Workflows
 from carpool.workflow.program import Ran
+from carpool.workflow.workflows import Workflows
 from schemas.query import Query
 
 
@@ -67,7 +67,7 @@ class RunningPrograms:
         return len(self._running)
 
     def left_of(self, records: int, size_bytes: int) -> Credit:
-        """Returns how many more records and bytes fit beside the units that are here."""
+        """Returns what the units that are here leave of so many records and bytes."""
         with self._lock:
             ours_bytes = sum(unit.message.size_bytes for unit, _ in self._running.values())
             return Credit(

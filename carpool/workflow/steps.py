@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 
 from schemas.hit import Hit
+from schemas.workflow import SEARCH_CHARS_MAX
 
-TEXT_CHARS_MAX = 65_536
 DIGEST_BYTES = 8
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -65,7 +65,7 @@ class Found(Sequence[Hit]):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the model wrote. `is_cut`: at `max_tokens`. `tokens`: how many it wrote."""
+    """A text of the model. `tokens` counts what it wrote; `is_cut`: it ended at `max_tokens`."""
 
     text: str
     tokens: int = 0
@@ -96,9 +96,9 @@ class Retrieve:
         """Raises `WorkflowError` that says what is wrong."""
         if not isinstance(self.text, str) or not self.text.strip():
             raise WorkflowError(f"Retrieve needs a text that is not blank, not {self.text!r}")
-        if len(self.text) > TEXT_CHARS_MAX or "\x00" in self.text:
+        if len(self.text) > SEARCH_CHARS_MAX or "\x00" in self.text:
             raise WorkflowError(
-                f"Retrieve takes at most {TEXT_CHARS_MAX} characters, without NUL; this text has "
+                f"Retrieve takes at most {SEARCH_CHARS_MAX} characters, without NUL; this text has "
                 f"{len(self.text)}"
             )
         if self.top_k is not None and not (_is_int(self.top_k) and 1 <= self.top_k <= 100):

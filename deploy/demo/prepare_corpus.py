@@ -92,7 +92,7 @@ def packaged_summaries() -> Path:
 
 
 def write_atomically(path: Path, lines: Iterable[str]) -> None:
-    """Write `lines` beside `path` and rename, so that a reader sees all of them or none."""
+    """Write `lines` next to `path` and rename, so that a reader sees all of them or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:

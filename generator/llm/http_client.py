@@ -42,7 +42,7 @@ class HttpClient:
     """The connections to a server. Made and used in one event loop.
 
     Certificates are checked by the system's store, or by the file that `SSL_CERT_FILE` names.
-    Besides `StatusError`, calls raise errors of aiohttp, and `ValueError` for too long a body.
+    Calls raise `StatusError`, errors of aiohttp, and `ValueError` for too long a body.
     """
 
     def __init__(self, base_url: str, headers: Sequence[Mapping[str, str]]) -> None:
@@ -69,8 +69,8 @@ class HttpClient:
     ) -> aiohttp.ClientResponse:
         """Returns a reply when its head has come; the caller closes it.
 
-        `path`: after the base URL; one that begins with `..` is beside its `/v1`. A `body` is
-        posted, as JSON. `id`: of the request, for the server's logs.
+        `path` follows the base URL; one that begins with `..` is outside its `/v1`. A `body` is
+        posted, as JSON. `id` names the request in the server's logs.
         """
         url = f"{self._base_url}{path}"
         if path.startswith(".."):

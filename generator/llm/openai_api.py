@@ -18,13 +18,7 @@ from aiohttp import ClientResponse
 from carpool.terminal import without_password
 from generator.llm.http_client import HttpClient, StatusError
 from generator.llm.openai_errors import BUSY, failure, is_too_long, one_line
-from generator.llm.protocol import (
-    LlmEvent,
-    LlmPiece,
-    LlmRefusal,
-    LlmRequest,
-    PromptRefused,
-)
+from generator.llm.protocol import LlmEvent, LlmPiece, LlmRefusal, LlmRequest, PromptRefused
 from generator.llm.reply import read_reply
 from generator.llm.server_events import ServerEvents, WrongPage
 from generator.llm.server_facts import ServerFacts, after_refusal, request_body

@@ -46,7 +46,7 @@ def after_refusal(facts: ServerFacts, message: str) -> ServerFacts | None:
 def request_body(
     request: LlmRequest, facts: ServerFacts, ids: tuple[int, ...], settings: LlmSettings
 ) -> dict[str, Any]:
-    """Returns the fields of a request for an answer. `ids`: of the prompt; empty: its text."""
+    """Returns the fields of a request for an answer to a prompt: its `ids`, or else its text."""
     is_vllm = facts.vllm_version is not None
     messages = [
         {"role": "system", "content": request.system},

@@ -191,7 +191,7 @@ class AnswerDedup:
                 if entry.state == "waiting" and entry.record in self._open(query.query_id):
                     continue
                 self._become(entry, "generating")
-                actions.append(EndWait(unit_id=query.unit_id, what="beside"))
+                actions.append(EndWait(unit_id=query.unit_id, what="own_key"))
         return tuple(actions)
 
     def cancelled(self, cancel: Cancel, written_ms: int) -> tuple[DedupAction, ...]:
@@ -281,7 +281,7 @@ class AnswerDedup:
         if stored is None:
             return self._decide_new(entry)
         if query.digest is None or stored.digest != digest_of(query.digest):
-            return (EndWait(unit_id=unit_id, what="beside"),)
+            return (EndWait(unit_id=unit_id, what="own_key"),)
         return (self._fetch(entry, stored),)
 
     def _decide_new(self, entry: DedupEntry) -> Sequence[DedupAction]:

@@ -9,7 +9,7 @@ The support of a sentence `a` by a sentence `s` of a passage, from 0 to 1:
 
 Words of the answer that are not in the question count most, the rare ones above all. A sentence has
 the words of its passage's title too. The support is 0 where `s` lacks a number of `a`, or where the
-whole passage lacks a name: a wrong year beside right words is the error that matters. A name is a
+whole passage lacks a name: a wrong year among right words is the error that matters. A name is a
 word with a capital letter. The first word of `a` is one only where the passages write it with a
 capital inside a sentence, and nowhere without. In a language that writes nouns with capital
 letters, fewer sentences find support.

@@ -8,15 +8,15 @@ from typing import Literal, TypeAlias
 from schemas.answer import Answer
 from schemas.record import Source
 
-What = Literal["generate", "skip", "beside", "cancel"]
+What = Literal["generate", "skip", "own_key", "cancel"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DedupQuery:
-    """A record to be answered. `source`: as published; `partition`: where its answer is written.
+    """A record to be answered, as published at `source`; its answer is written to `partition`.
 
-    `digest`: of the question; None: an earlier service has the answer, which is not `ok`.
-    `prompt_key`: of a prompt whose answer may be given again; None: of no such prompt.
+    `digest` is that of the question; None: an earlier service has the answer, which is not `ok`.
+    `prompt_key` is that of a prompt whose answer may be given again; None: there is none.
     """
 
     unit_id: int
@@ -34,9 +34,9 @@ class EndWait:
     """A query waits no longer.
 
     `generate`: it has no answer. An earlier service's is written; the stage within answers
-    `expired` if it is late. `skip`: its record was answered before, so it has no output.
-    `beside`: it is answered, but not `ok`, and without superseding the `ok` answer that its id has:
-    its id belongs to another question; or it is late, and another record may get that answer; or an
+    `expired` if it is late. `skip`: its record was answered before, so it has no output. `own_key`:
+    it is answered, but not `ok`, and without superseding the `ok` answer that its id has: its id
+    belongs to another question; or it is late, and another record may get that answer; or an
     earlier service has its answer. `cancel`: its asker has withdrawn it; it may be generated now.
     """
 

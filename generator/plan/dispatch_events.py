@@ -43,7 +43,7 @@ class RequestAccepted:
 class RequestEnded:
     """The server answered this prompt, or refused it for its content. Neither is retried.
 
-    `cached_tokens`: of the prompt, as the server counted them; None: it did not say.
+    The server counted `cached_tokens` of the prompt; None: it did not say.
     """
 
     id: int

@@ -31,12 +31,12 @@ NOISE_PROMPTS = 32
 class DispatchServer:
     """A server, as the dispatcher knows it: a state machine over accepted and refused requests.
 
-    `concurrency`: requests that it gets at once; `in_flight`: those that it has, `begun`: of which
-    it has begun to answer; `accepted`: how many it has accepted. `noise`: how often it refused a
-    prompt before it accepted it, on average. `tree`: what it has cached; None: there are no KV
-    events. `probe`: a check or a canary that is out. `is_proven`: it accepted a prompt since it was
-    last doubted; until then it gets one at a time. `paused_until_us`: of the state `paused`;
-    `canary_us`: when one may be sent.
+    It gets `concurrency` requests at once, and has `in_flight` of them, of which it has begun to
+    answer `begun`. It has accepted `accepted` requests. `noise` is how often it refused a prompt
+    before it accepted it, on average. `tree` is what it has cached; None: there are no KV events.
+    `probe` is a check or a canary that is out. `is_proven`: it accepted a prompt since it was last
+    doubted; until then it gets one at a time. The state `paused` ends at `paused_until_us`; a
+    canary may be sent at `canary_us`.
     """
 
     concurrency: int

@@ -131,12 +131,11 @@ def fill(
 ) -> FilledPrompt:
     """Returns the prompt: all texts whole, and the passages that fit, in the order of their list.
 
-    `passages_max`: of a list; `of_a_search_max`: of those that one of the `searches` found; None:
-    all. Where not all fit, the first of each search go before their second ones. Passages of no
-    search count as those of one more.
-    Of a long passage the part that fits the question is taken (`fitting_part`). Control tokens of
-    models become plain text. Raises `RecordError` if the texts alone do not fit, or where a
-    placeholder has no value.
+    At most `passages_max` of a list are shown, and `of_a_search_max` of those that one of the
+    `searches` found; None: all. Where not all fit, the first of each search go before their second
+    ones. Passages of no search count as those of one more. Of a long passage the part that fits the
+    question is taken (`fitting_part`). Control tokens of models become plain text. Raises
+    `RecordError` if the texts alone do not fit, or where a placeholder has no value.
     """
     if missing := template.placeholders - values.keys():
         lacks = ", ".join(sorted(missing))
@@ -173,7 +172,7 @@ def fill(
 def _room(
     template: Template, texts: Mapping[str, str], question: str, prompt_chars_max: int
 ) -> int:
-    """Returns the characters left for passages beside texts and words for lists without any."""
+    """Returns the characters left for passages by texts, and by words for lists without any."""
     names = _PLACEHOLDER.findall(template.user)
     left = prompt_chars_max - len(template.system) - len(_PLACEHOLDER.sub("", template.user))
     left -= sum(len(texts.get(name, template.nothing_found)) for name in names)

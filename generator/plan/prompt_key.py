@@ -25,9 +25,9 @@ def prompt_key(
 ) -> str | None:
     """Returns the key (BLAKE2b, hexadecimal); None: the model may answer otherwise the next time.
 
-    Only temperature 0 or a seed makes an answer that can be given again. `prompt_hash`: of the
-    filled template. `passages`: the ids of those in the prompt, for the citations. `tenant`: of
-    the record's header, and of the query.
+    Only temperature 0 or a seed makes an answer that can be given again. `prompt_hash` is that of
+    the filled template. `passages` are the ids of those in the prompt, for the citations. `tenant`
+    has that of the record's header, and of the query.
     """
     if temperature != 0 and seed is None:
         return None

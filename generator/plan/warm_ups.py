@@ -123,7 +123,7 @@ class SpeculationPolicy(Protocol):
     def step(self, event: SpeculationEvent, load: EngineLoad) -> tuple[SpeculationAction, ...]:
         """Applies an event; returns the actions to carry out, in this order.
 
-        They may be of other queries than the event's. `load`: before the actions.
+        They may be of other queries than the event's. `load` is that before the actions.
         """
         ...
 

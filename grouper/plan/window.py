@@ -97,7 +97,7 @@ class WindowPlanner:
     def add(
         self, query_id: int, size_bytes: int, now_us: int, tenant: str = "", steps_done: int = 0
     ) -> None:
-        """Adds a query, which is not gathered yet. `steps_done`: of its workflow."""
+        """Adds a query, which is not gathered yet. `steps_done` counts those of its workflow."""
         assert query_id not in self._gathered, f"query {query_id} is in the window already"
         self._gathered[query_id] = _Gathered(
             size_bytes=size_bytes,

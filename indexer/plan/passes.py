@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from carpool.disk.pages import PageLayout
 
 ROW_OVERHEAD_BYTES = 24
-"""Memory of a collected row besides its vector: its number, its position, and the number again."""
+"""Memory of a collected row without its vector: its number, its position, and the number again."""
 
 
 def sample_rows_max(
@@ -29,7 +29,7 @@ def pass_bytes(layout: PageLayout, row_count: int) -> int:
 
 
 def encode_bytes(layout: PageLayout, row_count: int) -> int:
-    """Returns the memory that writing a cluster needs besides its rows."""
+    """Returns the memory that writing a cluster needs in addition to its rows."""
     copy_bytes = row_count * layout.dimension * 4 if layout.vector_dtype == "float16" else 0
     return copy_bytes + 2 * layout.page_count(row_count) * layout.page_bytes
 

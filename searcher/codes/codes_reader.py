@@ -31,7 +31,7 @@ class CodesReader:
     """Reads codes for one thread, in the order in which they are wanted."""
 
     def __init__(self, codes: OpenCodes, reader: Reader[list[CodesRead]]) -> None:
-        """`reader`: of the files of `codes`; the caller closes it. A cluster must fit a block."""
+        """`reader` reads the files of `codes`; the caller closes it. A cluster must fit a block."""
         self.reader = reader
         self._codes = codes
         self._unstarted: deque[CodesRead] = deque()

@@ -75,8 +75,8 @@ def load_codes(
 ) -> ResidentCodes:
     """Returns the codes of every cluster, in memory. Blocks.
 
-    `threads`: of a scan. A cluster with damaged codes stays empty; its error is logged. Raises
-    `ConfigError` where O_DIRECT is required and refused.
+    `threads` is the number of those of a scan. A cluster with damaged codes stays empty; its error
+    is logged. Raises `ConfigError` where O_DIRECT is required and refused.
     """
     scanner = CodeScanner(
         codes.layout,

@@ -58,7 +58,7 @@ class ChosenCodes:
         """What codes and buffers take."""
         if self.paged_bytes is None:
             return _resident_bytes(self.codes)
-        return self.paged_bytes + _paged_bytes_beside(self.codes)
+        return self.paged_bytes + _paged_buffers_bytes(self.codes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def _resident_bytes(codes: OpenCodes) -> int:
     return codes.size_bytes + BUFFERS_BYTES
 
 
-def _paged_bytes_beside(codes: OpenCodes) -> int:
+def _paged_buffers_bytes(codes: OpenCodes) -> int:
     """Memory of paged codes that is not for codes: reads."""
     return BUFFERS_BYTES + SLOTS * _slot_pages(codes) * PAGE_BYTES
 
@@ -106,7 +106,7 @@ def choose_codes(index: OpenIndex, budget_bytes: int) -> ChosenCodes | None:
         return None
     if _resident_bytes(codes) <= budget_bytes:
         return ChosenCodes(codes=codes)
-    paged_bytes = budget_bytes - _paged_bytes_beside(codes)
+    paged_bytes = budget_bytes - _paged_buffers_bytes(codes)
     if paged_bytes < _paged_bytes_min(codes):
         return None
     return ChosenCodes(codes=codes, paged_bytes=paged_bytes)
@@ -124,7 +124,7 @@ def log_choice(index: OpenIndex, chosen: ChosenCodes | None, budget_bytes: int) 
     _log.warning(
         event,
         all_codes_bytes=_resident_bytes(codes),
-        least_bytes=_paged_bytes_beside(codes) + _paged_bytes_min(codes),
+        least_bytes=_paged_buffers_bytes(codes) + _paged_bytes_min(codes),
         budget_bytes=budget_bytes,
     )
 

@@ -20,13 +20,7 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.codes.codes_reader import CodesRead, CodesReader
 from searcher.codes.source import NONE, ScanPart
-from searcher.plan.paged_codes import (
-    EvictCodes,
-    PagedCodesPlanner,
-    ReadCodes,
-    ScanCodes,
-    Step,
-)
+from searcher.plan.paged_codes import EvictCodes, PagedCodesPlanner, ReadCodes, ScanCodes, Step
 
 Int64 = npt.NDArray[np.int64]
 

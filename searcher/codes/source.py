@@ -46,7 +46,7 @@ class CodeSource(Protocol):
         ...
 
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
-        """A window begins. `next_window`: in how many windows a cluster is needed next."""
+        """A window begins. `next_window` says in how many windows a cluster is needed next."""
         ...
 
     def want(self, key: int, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:

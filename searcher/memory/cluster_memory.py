@@ -62,7 +62,7 @@ class ClusterMemory:
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        """`extents`: by slice; `reader`: of the segments, whose memory is the arena."""
+        """`extents` is by slice; `reader` reads the segments, and its memory is the arena."""
         self.reader = reader
         self._arena = reader.memory
         assert self._arena.block_bytes % layout.page_bytes == 0, "a page would straddle two blocks"

@@ -19,7 +19,7 @@ from searcher.store.reader import close_all
 OFFSETS_FILE, DOCUMENTS_FILE = 0, 1
 """Numbers of `documents.idx` and `documents.dat` among the files that are read."""
 READ_TOGETHER_BYTES = 4 << 20
-"""Documents that are in memory at a time, beside those of a query that has more."""
+"""Documents that are in memory at a time, or those of one query, if it has more."""
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class PassageReader:
     """Reads passages for one thread at a time. It owns what it is given."""
 
     def __init__(self, table: DocumentTable, ranges: RangeReader) -> None:
-        """`ranges`: of `documents.idx` and `documents.dat`."""
+        """`ranges` reads `documents.idx` and `documents.dat`."""
         self._table = table
         self._ranges = ranges
 

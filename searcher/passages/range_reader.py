@@ -13,13 +13,7 @@ import numpy as np
 from carpool.clock import Clock
 from carpool.errors import ReadError, RetryableError
 from carpool.telemetry.metrics import Metrics
-from searcher.plan.passage_reads import (
-    PAGE_BYTES,
-    Piece,
-    PlannedRead,
-    cut_ranges,
-    take_reads,
-)
+from searcher.plan.passage_reads import PAGE_BYTES, Piece, PlannedRead, cut_ranges, take_reads
 from searcher.store.page_reads import PageBatch
 from searcher.store.reader import Reader
 
@@ -64,9 +58,9 @@ class RangeReader:
     ) -> list[bytearray | ReadError]:
         """Returns the content of each range of a file, or why it could not be read.
 
-        `starts`, `sizes`: in bytes; ranges may overlap. Blocks until the reads have ended, or are
-        given up after the time limit. After a round in which no read ended nothing is read, until
-        `ask_again`: all ranges fail.
+        `starts` and `sizes` are in bytes; ranges may overlap. Blocks until the reads have ended, or
+        are given up after the time limit. After a round in which no read ended nothing is read,
+        until `ask_again`: all ranges fail.
         """
         ranges = _Ranges(starts, sizes, self._pages_max)
         for _ in self.reader.ended():  # memory of reads that hung may have come back

@@ -51,7 +51,7 @@ class ClusterMajorPlanner:
     def __init__(
         self, limits: ClusterMajorLimits, size_bytes: Mapping[SliceId, int], policy: FarthestNextUse
     ) -> None:
-        """`size_bytes`: of every slice; none is larger than the budget."""
+        """`size_bytes` has that of every slice; none is larger than the budget."""
         self._limits = limits
         self._policy = policy
         self._table = SliceTable(size_bytes)

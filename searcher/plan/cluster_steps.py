@@ -86,7 +86,7 @@ class Evict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Read:
-    """Read a slice; room for it is reserved. `query`: for which query; None: read ahead."""
+    """Read a slice for `query`, or ahead (None); room for it is reserved."""
 
     slice_id: SliceId
     query: int | None

@@ -41,7 +41,7 @@ class FarthestNextUse:
     """
 
     def __init__(self, half_life_windows: int = 50) -> None:
-        """`half_life_windows`: after so many windows a use counts half; 0: uses never fade."""
+        """A use counts half after `half_life_windows` windows; 0: uses never fade."""
         self._ranks: dict[SliceId, Rank] = {}
         self._sorted: list[tuple[Rank, SliceId]] = []
         self._order: list[SliceId] = []  # the clusters of `_sorted`, in its order
@@ -61,8 +61,8 @@ class FarthestNextUse:
     def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         """Begins a window, before its queries touch a cluster: sets the next uses; old ones fade.
 
-        `horizon`: in how many windows a cluster is needed next, 1 for the window after this one. It
-        is advice: it may be out of date, or name clusters that do not exist.
+        `horizon` says in how many windows a cluster is needed next, 1 for the window after this
+        one. It is advice: it may be out of date, or name clusters that do not exist.
         """
         self._window += 1
         self._next_use = {cluster: self._window + windows for cluster, windows in horizon.items()}

@@ -14,7 +14,7 @@ BLOCK_ROWS = 32
 QUERIES_MAX = 64
 """Queries of one pass over the vectors; more take several passes."""
 BOOKS_BYTES = 3 * 8 + QUERIES_MAX * 5
-"""Of a block beside its rows: its cluster, first row and row count, and in a scan a best score and
+"""Of a block without its rows: its cluster, first row and row count, and in a scan a best score and
 a flag of each query.
 """
 STAGING_BYTES_MAX = 4 << 20
@@ -108,8 +108,8 @@ def divide_gpu_memory(
 ) -> GpuBlocks | None:
     """Returns the division of `bytes_max`, or None where it is too small for one block.
 
-    `stored_bytes`, `computed_bytes`: of a number as it is stored, and as products take it; `nlist`:
-    clusters of the index, each with a flag of each query.
+    A number takes `stored_bytes` as it is stored, and `computed_bytes` in products. The index has
+    `nlist` clusters, each with a flag of each query.
     """
     rows_bytes = BLOCK_ROWS * dimension * stored_bytes
     copied_bytes = BLOCK_ROWS * dimension * computed_bytes

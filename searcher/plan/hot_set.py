@@ -58,8 +58,8 @@ class NestedHotSets:
 class HotSet:
     """A hot set of `clusters` clusters, the hottest ones, and what the model expects of it.
 
-    `mean_hit_rate`: of queries; `batch`: the size of batches that is the best for the targets, each
-    of which is searched in `search_us`. `meets`: whether the targets are met.
+    `mean_hit_rate` is that of queries. `batch` is the size of batches that is the best for the
+    targets; each is searched in `search_us`. `meets` says whether the targets are met.
     """
 
     clusters: int

@@ -62,7 +62,7 @@ class PagedCodesPlanner:
     """
 
     def __init__(self, size_bytes: Sequence[int], budget_bytes: int) -> None:
-        """`size_bytes`: of the codes of each cluster; none may exceed `budget_bytes`.
+        """`size_bytes` has that of the codes of each cluster; none may exceed `budget_bytes`.
 
         Codes of no bytes are in memory.
         """
@@ -115,7 +115,7 @@ class PagedCodesPlanner:
             self._free_slots.append(slot)
 
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
-        """A window begins. `next_window`: in how many windows a cluster is needed next.
+        """A window begins. `next_window` says in how many windows a cluster is needed next.
 
         It is advice: clusters that the index does not have are ignored.
         """

@@ -32,9 +32,9 @@ class TimeSample(NamedTuple):
 class SearchTimes:
     """The time of a batch: `fixed_us` + `other_us` a query + scans, in microseconds.
 
-    `scan_us`: of all clusters of one query, on one thread; only this part gets shorter with the
-    clusters that are scanned elsewhere. `threads` share the clusters of a batch. `error`: median
-    relative error of the samples that it was fitted to.
+    All clusters of one query are scanned in `scan_us` on one thread; only this part gets shorter
+    with the clusters that are scanned elsewhere. `threads` share the clusters of a batch. `error`:
+    median relative error of the samples that it was fitted to.
     """
 
     fixed_us: float
@@ -73,7 +73,7 @@ def fit_search_times(samples: Sequence[TimeSample], threads: int) -> SearchTimes
 
 
 def batch_time_us(times: SearchTimes, hit_rate: float, batch: int) -> float:
-    """Returns how long a batch of `batch` queries is searched beside a shard, in microseconds.
+    """Returns how long a batch of `batch` queries is searched with a shard, in microseconds.
 
     `hit_rate`: the share of the clusters of a query that the shard has, on average.
 

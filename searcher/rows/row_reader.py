@@ -43,7 +43,7 @@ class Pairs(NamedTuple):
 
 
 class RowReader:
-    """Reads rows for one thread. `reader`: of the segments, which the caller closes."""
+    """Reads rows for one thread. The caller closes `reader`, that of the segments."""
 
     def __init__(
         self,

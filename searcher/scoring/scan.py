@@ -20,14 +20,7 @@ from carpool.arrays import Float32, Int64, UInt8
 from carpool.codes.row_mask import RowMask, visible
 from carpool.disk.pages import ClusterPages
 from searcher.scoring.products import write_scores
-from searcher.scoring.top_k import (
-    LEAST,
-    NO_FLOOR,
-    Candidates,
-    Slots,
-    best_of_each,
-    concatenated,
-)
+from searcher.scoring.top_k import LEAST, NO_FLOOR, Candidates, Slots, best_of_each, concatenated
 
 SCORES_BYTES = 4 << 20
 """Scores in memory at a time. The first of them set the floor for the rest."""
@@ -94,11 +87,11 @@ def scan(
 ) -> tuple[Candidates, Float32]:
     """Returns each row that may be among the best k of a query, and the floors that it reached.
 
-    `scorings`: at least one, all of one layout. `floors`: (q,) float32, -inf for none; a row that
-    ties with the floor is a candidate. `top_ks`: (q,), how many rows each query wants. `mask`:
-    the rows that may be found; None: all. Pure and thread-safe; keeps no view of the pages. Takes 4
-    to 6 MB of scratch, more for thousands of queries. The heavy steps release the GIL. Raises
-    `ValueError` where dimensions differ.
+    `scorings` has at least one, all of one layout. `floors` is (q,) float32, -inf for none; a row
+    that ties with the floor is a candidate. `top_ks`, (q,), is how many rows each query wants.
+    `mask` has the rows that may be found; None: all. Pure and thread-safe; keeps no view of the
+    pages. Takes 4 to 6 MB of scratch, more for thousands of queries. The heavy steps release the
+    GIL. Raises `ValueError` where dimensions differ.
     """
     layout = scorings[0].pages.layout
     rows_per_page = layout.rows_per_page

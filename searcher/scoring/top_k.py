@@ -170,8 +170,8 @@ def best_of_each(
     """Returns the positions of the best `top_ks[query]` candidates of each query, and the rank of
     each.
 
-    `queries`, `scores`, `rows`: (m,), finite scores; `top_ks`: by query. Sorted by query, score and
-    row number.
+    `queries`, `scores` and `rows` are (m,), with finite scores; `top_ks` is by query. Sorted by
+    query, score and row number.
     """
     # One integer sorts by query and falling score. The bits of a float sort like the number once
     # those of the negative ones are flipped, and adding zero makes one zero of two.

@@ -20,13 +20,7 @@ import structlog
 from carpool.clock import Clock
 from carpool.errors import ReadError
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import (
-    PageBatch,
-    PageReads,
-    ThreadPageReads,
-    cut_short,
-    failed,
-)
+from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads, cut_short, failed
 from searcher.store.waker import Waker
 
 _log = structlog.get_logger(__name__)

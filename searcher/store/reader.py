@@ -53,9 +53,9 @@ class Reader(Generic[Owner]):
         verifies_aside: bool = False,
         open_reads: OpenReads | None = None,
     ) -> None:
-        """Opens the files. `waker`: wakes when `ended` has something to yield.
+        """Opens the files. `waker` wakes a thread when `ended` has something to yield.
 
-        `sums`: by file; without them nothing is verified. `verifies_aside`: on a thread of its own.
+        `sums` is by file; without it nothing is verified. `verifies_aside`: on a thread of its own.
         `open_reads` is for tests and benchmarks. Raises `ConfigError` as `SegmentFiles`.
         """
         self.memory, self.waker = memory, waker

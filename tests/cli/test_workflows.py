@@ -129,7 +129,7 @@ def responder(embedded_bootstrap: str) -> Iterator[Responder]:
 
 
 @pytest.mark.parametrize("told", [0, 1, 3])
-def test_steps_are_shown_beside_the_answer_and_those_that_were_not_told_after_it(
+def test_steps_are_shown_with_the_answer_and_those_that_were_not_told_after_it(
     responder: Responder, told: int
 ) -> None:
     def reply(query: Query, source: Source) -> list[Record]:

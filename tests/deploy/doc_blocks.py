@@ -69,7 +69,7 @@ class Running:
 
 
 def run_page(page: Path, folder: Path, running: Running) -> None:
-    """Runs the blocks that can run, beside one Carpool that stands for what `sh up` starts."""
+    """Runs the blocks that can run, with one Carpool that stands for what `sh up` starts."""
     for block in blocks_of(page):
         text = block.text.replace(DOCUMENTED_ADDRESS, running.bootstrap)
         match block.info:

@@ -50,7 +50,7 @@ def test_the_specifications_own_parser_accepts_it_complete(profiles: tuple[str, 
     waits = {(name, other) for name, it in here.items() for other in it.get("depends_on", {})}
     assert {pair for pair in waits if pair[1] not in here} == set()
     document = yaml.safe_load(COMPOSE.read_text(encoding="utf-8")) | {"services": here}
-    # Beside the real one: paths in it are relative.
+    # Next to the real one: paths in it are relative.
     reduced = ROOT / f".carpool-compose-test-{os.getpid()}.yml"
     reduced.write_text(yaml.safe_dump(document), encoding="utf-8")
     try:

@@ -1,4 +1,4 @@
-"""One Carpool runs from the wheel, beside an application with modules of the same names as ours:
+"""One Carpool runs from the wheel, next to an application with modules of the same names as ours:
 the code blocks of the pages, the examples and that application use it.
 """
 

@@ -1,4 +1,4 @@
-"""Hostile programs on whole services: each ends its own question, and nothing beside it."""
+"""Hostile programs on whole services: each ends its own question, and no other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answered(bootstrap: str, asked: Mapping[str, str | None], count: int = 0) ->
     return read_all(bootstrap, ANSWERS.name, until=at_least(count or len(asked)))
 
 
-def test_hostile_programs_end_alone_beside_good_ones(
+def test_hostile_programs_end_alone_among_good_ones(
     fresh_broker: str, small_index: Path, tmp_path: Path
 ) -> None:
     asked: dict[str, str | None] = {f"bad-{name}": name for name in hostile.SAID}

@@ -69,7 +69,7 @@ def test_the_same_call_gives_the_same_bytes(embedder: Embedder) -> None:
 
 
 @needs_minilm
-def test_a_question_gets_the_same_bytes_whatever_is_asked_beside_it() -> None:
+def test_a_question_gets_the_same_bytes_whatever_is_asked_with_it() -> None:
     settings = EmbeddingSettings(threads=1)
     questions = load_question_embedder(
         settings, mock.Mock(embedding_model=fingerprint_of(settings))

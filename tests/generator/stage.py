@@ -15,9 +15,9 @@ from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.tokens import TokenKind
-from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_workflows
 from carpool.workflow.settings import WorkflowSettings
+from carpool.workflow.workflows import Workflows
 from generator.llm.protocol import LlmEngine
 from generator.llm.servers import LlmServers
 from generator.prompts import load_templates

@@ -214,5 +214,5 @@ def test_a_server_that_is_not_there_is_waited_for(monkeypatch: pytest.MonkeyPatc
         ("ipc:///run/kv", "ipc:///run/kv.replay"),
     ],
 )
-def test_a_replay_is_asked_for_beside_the_events(endpoint: str, replay: str) -> None:
+def test_a_replay_is_asked_for_next_to_the_events(endpoint: str, replay: str) -> None:
     assert kv_replay_endpoint(endpoint) == replay

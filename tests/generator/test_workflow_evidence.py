@@ -9,8 +9,8 @@ import pytest
 
 from carpool.loop.stage import Unit
 from carpool.workflow import Answer, Generate, Program, Retrieve, Run, workflow
-from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_programs
+from carpool.workflow.workflows import Workflows
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer as AnswerRecord
 from schemas.codec import decode
@@ -83,12 +83,12 @@ def asked(run: Running, program: Program) -> AnswerRecord:
         output = run.sink.dones[done].outputs[0]
         if output.topic == ANSWERS.name:
             return decode(AnswerRecord, output.value, output.headers)
-        hits, beside, journal = (), (), next_journal(output)
+        hits, other_hits, journal = (), (), next_journal(output)
         if output.topic == RETRIES.name:
             query = decode(Query, output.value, output.headers)
             hits = found(query.text, query.top_k)
-            beside = tuple(found(each.text, each.top_k) for each in journal.beside)
-        one = unit("why?", found=hits, beside=beside, query={"journal": journal})
+            other_hits = tuple(found(each.text, each.top_k) for each in journal.other_searches)
+        one = unit("why?", found=hits, other_hits=other_hits, query={"journal": journal})
 
 
 def workflows_of(program: Program) -> Workflows:

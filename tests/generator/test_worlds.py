@@ -42,7 +42,7 @@ def world(
 
 @SLOTS
 @pytest.mark.parametrize("kind", KINDS)
-def test_good_prompts_are_answered_beside_one_that_is_always_refused(kind: str, slots: int) -> None:
+def test_good_prompts_are_answered_with_one_that_is_always_refused(kind: str, slots: int) -> None:
     seen = world(refuses_bad(kind), slots=slots, bad=1, good=20)
     assert (seen.answered, seen.failed, seen.bad_ended) == (20, 0, 1)
     assert seen.good_begin_s is not None and seen.good_begin_s < 1

@@ -6,9 +6,9 @@ from typing import Any
 
 from carpool.kafka.records import Output
 from carpool.loop.stage import Unit
-from carpool.workflow.journal import search_query
 from carpool.workflow.load import load_workflows
 from carpool.workflow.settings import WorkflowSettings
+from carpool.workflow.workflows import search_query
 from schemas.answer import Answer
 from schemas.codec import decode, decode_retrieval
 from schemas.query import Journal, Query

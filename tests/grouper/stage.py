@@ -27,9 +27,9 @@ from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
-from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_workflows
 from carpool.workflow.settings import WorkflowSettings
+from carpool.workflow.workflows import Workflows
 from grouper.build import index_facts
 from grouper.plan.plan_groups import Groups, plan_groups
 from grouper.service import GrouperStage

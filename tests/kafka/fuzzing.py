@@ -29,14 +29,7 @@ from schemas.topics import (
     RETRIEVALS,
 )
 from tests.clocks import NOW_US
-from tests.records import (
-    a_group,
-    a_grouped_query,
-    a_query,
-    a_retrieval,
-    an_answer,
-    some_hits,
-)
+from tests.records import a_group, a_grouped_query, a_query, a_retrieval, an_answer, some_hits
 
 HERE = Source(topic=QUERIES.name, partition=2, offset=99, timestamp_ms=1_700_000_000_000)
 VECTOR = struct.pack("<4f", 0.5, 0.5, 0.5, 0.5)

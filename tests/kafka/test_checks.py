@@ -150,7 +150,7 @@ def test_a_topic_or_log_that_would_stop_a_service_is_a_problem(
 
 
 @pytest.mark.parametrize("committed", [-1, 0])
-def test_a_group_that_has_committed_nothing_beside_answers_waits_for_a_word(committed: int) -> None:
+def test_a_group_without_commits_where_answers_exist_waits_for_a_word(committed: int) -> None:
     asked = Standing(committed=committed, first=0, end=5)
     given = Standing(committed=-1, first=0, end=5)
     places = {AT: asked, TopicPartition(ANSWERS.name, 0): given}

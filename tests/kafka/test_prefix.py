@@ -87,7 +87,7 @@ def test_checks_name_topics_as_the_brokers_do_and_judge_those_of_the_prefix_only
     assert not any("wiki" in each for each in (*others.problems, *others.warnings))
 
 
-def test_a_client_takes_a_prefix_beside_brokers_and_not_beside_settings() -> None:
+def test_a_client_takes_a_prefix_with_brokers_and_not_with_settings() -> None:
     assert Client("a:1", prefix="wiki")._kafka == KafkaSettings(bootstrap="a:1", prefix="wiki")
     with pytest.raises(ConfigError, match="prefix"):
         Client(prefix="wiki", kafka=KafkaSettings())

@@ -25,10 +25,10 @@ from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.stage import Stage
 from carpool.telemetry.metrics import Metrics
-from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_workflows
 from carpool.workflow.program import NextSteps, ProgramProcess, Ran, RunRequest
 from carpool.workflow.settings import WorkflowSettings
+from carpool.workflow.workflows import Workflows
 from generator.dedup.stage import DedupStage
 from generator.service import build_stage as build_generator
 from generator.settings import GeneratorSettings, LlmSettings

@@ -20,14 +20,7 @@ from carpool.origins import read_query
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
 from schemas.record import Headers
-from schemas.topics import (
-    GROUPS,
-    QUERIES,
-    QUERIES_BATCH,
-    RETRIES,
-    RETRIEVALS,
-    RETRIEVALS_BATCH,
-)
+from schemas.topics import GROUPS, QUERIES, QUERIES_BATCH, RETRIES, RETRIEVALS, RETRIEVALS_BATCH
 from tests.clocks import HandClock
 from tests.memory_broker import (
     MemoryBroker,

@@ -1,4 +1,4 @@
-"""A record of which the process dies is tried alone, and ends; records beside it do not (ADR 0027).
+"""A record of which the process dies is tried alone, and ends; other records do not (ADR 0027).
 
 A process dies by `KilledError`, as `os._exit` in a stage or a kill: it writes nothing afterwards.
 """
@@ -146,7 +146,7 @@ def test_a_record_that_kills_its_process_ends_and_all_others_are_answered(
     assert service.head().deaths is None, "the rest is taken in as before"
 
 
-def test_a_record_that_may_have_killed_its_process_is_tried_with_nothing_beside_it() -> None:
+def test_a_record_that_may_have_killed_its_process_is_tried_alone() -> None:
     service = lives("a", "b", "c", ticks=5, partitions=2, parts=3)
     for _ in range(2):
         service.step(3)

@@ -82,7 +82,7 @@ STEPS: dict[str, Callable[..., bool]] = {
 """Each step, and whether a call of it is about the query."""
 OF_A_WORKFLOW = {"generator.outcomes:Outcomes.go_on": {"workflow": "hyde"}}
 """What a query must have to meet a step."""
-BESIDE_THE_REPLY = "generator.service:LlmServers.tokenize"
+OUTSIDE_THE_REPLY = "generator.service:LlmServers.tokenize"
 ONE_OF_EACH = {step.partition(".")[0]: step for step in STEPS}.values()
 """The last step of each service."""
 SUBMITTED = "carpool.loop.work_observer:WorkObserver.finished"
@@ -150,7 +150,7 @@ def inject(
         return call(*arguments, **named)
 
     monkeypatch.setattr(owner, name, faulty)
-    if step == BESIDE_THE_REPLY:
+    if step == OUTSIDE_THE_REPLY:
         stream = MemoryLlm.stream
 
         async def held(llm: MemoryLlm, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from carpool.errors import (
-    AbortedError,
-    CarpoolError,
-    ConfigError,
-    DeploymentError,
-    RetryableError,
-)
+from carpool.errors import AbortedError, CarpoolError, ConfigError, DeploymentError, RetryableError
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.clients import Position
 from carpool.kafka.raw_records import unreadable_batch
@@ -30,9 +24,9 @@ from tests.loop.support import GROUP, Bench, HandStage, Retries, result, turn, w
 from tests.memory_broker import MemoryConsumer
 from tests.memory_broker.broker import Call
 
-BESIDE = (
+TWO_SEARCHES = (
     b'{"query_id": "q", "text": "a", "journal": {"root": {"query_id": "q", "text": "a"}, '
-    b'"program": "p", "version": 1, "digest": "d", "beside": [{"text": "b", "top_k": %b}]}}'
+    b'"program": "p", "version": 1, "digest": "d", "other_searches": [{"text": "b", "top_k": %b}]}}'
 )
 """A step of a workflow that searches two texts."""
 
@@ -304,7 +298,7 @@ OWN = Retries.headers
         (b"{", OWN, "not JSON"),
         (b'{"text": "a"}', (), "only services write"),
         (b'{"text": "a"}', (*OWN, ("ce_dataschema", b"urn:carpool:query:2")), "query:2"),
-        (BESIDE % b"-5", OWN, r"\$.journal.beside\[0\].top_k"),
+        (TWO_SEARCHES % b"-5", OWN, r"\$.journal.other_searches\[0\].top_k"),
     ],
 )
 def test_an_unreadable_internal_record_stops_consumption_and_loses_nothing(

@@ -8,14 +8,8 @@ import pytest
 
 from carpool.kafka.clients import RebalanceListener
 from carpool.kafka.records import Message, TopicPartition
-from carpool.loop.priority.intake_queues import (
-    PriorityClass,
-)
-from carpool.loop.priority.priority_consumer import (
-    LOOK_S,
-    REST_OF_REPLY_S,
-    PriorityConsumer,
-)
+from carpool.loop.priority.intake_queues import PriorityClass
+from carpool.loop.priority.priority_consumer import LOOK_S, REST_OF_REPLY_S, PriorityConsumer
 from tests.clocks import HandClock
 from tests.records import a_message
 

@@ -21,26 +21,13 @@ from carpool.loop.retry import (
     decide_retry,
 )
 from carpool.loop.stage import Done
-from carpool.origins import (
-    attempt_of,
-    believed,
-    index_wanted,
-    later_attempt,
-    origin_of,
-    read_query,
-)
+from carpool.origins import attempt_of, believed, index_wanted, later_attempt, origin_of, read_query
 from schemas.codec import decode_query
 from schemas.errors import RecordError
 from schemas.headers import RETRY_HEADERS
 from schemas.query import Query
 from schemas.record import Headers, Source, header
-from schemas.topics import (
-    QUERIES,
-    QUERIES_BATCH,
-    QUERIES_DEAD,
-    RETRIES,
-    RETRIES_BATCH,
-)
+from schemas.topics import QUERIES, QUERIES_BATCH, QUERIES_DEAD, RETRIES, RETRIES_BATCH
 from tests.records import a_failure, a_message, a_query, a_unit, asked_query
 
 NOW_US = 1_700_000_000_000_000

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.loop.stage import Credit
-from carpool.loop.throttle import (
-    BUSY_POLL_S,
-    IDLE_POLL_S,
-    IntakeAction,
-    intake_action,
-    poll_s,
-)
+from carpool.loop.throttle import BUSY_POLL_S, IDLE_POLL_S, IntakeAction, intake_action, poll_s
 
 NOW_US = 1_000_000_000
 SOME = Credit(records=1, size_bytes=1)

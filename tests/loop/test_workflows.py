@@ -13,7 +13,7 @@ import pytest
 from carpool.endings import QueryEnds
 from carpool.origins import read_query
 from carpool.workflow import Retrieve
-from carpool.workflow.journal import search_query, with_results
+from carpool.workflow.workflows import search_query, with_results
 from schemas.answer import Answer
 from schemas.codec import decode, decode_query
 from schemas.errors import RecordError

@@ -52,7 +52,7 @@ def test_concurrent_asks_each_get_their_own_answer(responder: Responder) -> None
     assert [answer.answer for answer in answers] == [f"question {number}" for number in range(50)]
 
 
-def test_an_answer_beside_the_ok_answer_of_its_id_is_found(responder: Responder) -> None:
+def test_an_answer_with_a_key_of_its_own_is_found(responder: Responder) -> None:
     def refused(query: Query, source: Source) -> list[Record]:
         answer = an_answer(query.query_id, "failed", source=source)
         responder.write(answer, f"{query.query_id}@{source.place}")

@@ -1,8 +1,8 @@
 """A real Kafka broker with TLS, client certificates, SASL and access control, for tests.
 
-Listeners beside the plaintext one of `KafkaServer`: TLS without authentication; TLS with client
-certificates; SASL over TLS with PLAIN, SCRAM-SHA-512 and OAUTHBEARER (unsecured tokens). A client
-without authentication is a super user; all others have only the rights that they are given.
+Listeners in addition to the plaintext one of `KafkaServer`: TLS without authentication; TLS with
+client certificates; SASL over TLS with PLAIN, SCRAM-SHA-512 and OAUTHBEARER (unsecured tokens). A
+client without authentication is a super user; all others have only the rights that they are given.
 """
 
 from __future__ import annotations

@@ -29,15 +29,7 @@ from schemas.headers import tenant_of
 from schemas.jsonschema import RECORDS, generate, schema_of
 from schemas.query import QUERY_BYTES_MAX, Query
 from schemas.record import Headers, Source, header
-from schemas.topics import (
-    ANSWERS,
-    GROUPS,
-    QUERIES,
-    QUERIES_DEAD,
-    RETRIEVALS,
-    in_class_of,
-    is_batch,
-)
+from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIEVALS, in_class_of, is_batch
 from tests.kafka.fuzzing import places
 from tests.records import a_group, a_grouped_query, a_retrieval, some_hits
 

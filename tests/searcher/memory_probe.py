@@ -1,8 +1,8 @@
 """A searcher process that searches random queries and reports its anonymous memory: `python -m ...
 INDEX_DIR BUDGET_BYTES`.
 
-Anonymous memory (RssAnon) is what the process holds beside mapped files: interpreter, heap, stacks,
-and the cache.
+Anonymous memory (RssAnon) is what the process holds without mapped files: interpreter, heap,
+stacks, and the cache.
 """
 
 from __future__ import annotations

@@ -12,17 +12,7 @@ from schemas.record import ClusterId
 from searcher.plan.cluster_steps import ReadEnded, ReadFailed, RoomFreed
 from tests.rig.faulty_disk import Fault, PageRead
 from tests.searcher.faults import no_fault
-from tests.searcher.stored_clusters import (
-    ALL,
-    A,
-    B,
-    C,
-    D,
-    Stored,
-    check_rows,
-    error_of,
-    running,
-)
+from tests.searcher.stored_clusters import ALL, A, B, C, D, Stored, check_rows, error_of, running
 
 
 def first_read(stored: Stored, cluster: ClusterId) -> tuple[int, int]:

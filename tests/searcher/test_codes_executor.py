@@ -11,14 +11,7 @@ import pytest
 from carpool.errors import CorruptionError, RetryableError
 from searcher.executor import SearchGroup
 from tests.rig.faulty_disk import Fault
-from tests.searcher.codes_rig import (
-    exact,
-    make_index,
-    missed,
-    questions,
-    running,
-    scores_of,
-)
+from tests.searcher.codes_rig import exact, make_index, missed, questions, running, scores_of
 from tests.searcher.faults import FAIL, SLOW, no_fault
 from tests.searcher.helpers import SmallIndex, mask_of, some_visible
 

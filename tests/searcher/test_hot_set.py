@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import RetryableError
 from searcher.plan.hot_set import choose_hot_set, judge_hot_set, nested_hot_sets
-from searcher.plan.search_times import (
-    SearchTimes,
-    TimeSample,
-    batch_time_us,
-    fit_search_times,
-)
+from searcher.plan.search_times import SearchTimes, TimeSample, batch_time_us, fit_search_times
 
 TIMES = SearchTimes(fixed_us=100, other_us=20, scan_us=2000, threads=4)
 

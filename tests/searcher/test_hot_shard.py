@@ -1,4 +1,4 @@
-"""Searches with a hot shard: results as without one, swaps beside searches, devices that fail."""
+"""Searches with a hot shard: results as without one, swaps during searches, devices that fail."""
 
 from __future__ import annotations
 

@@ -17,13 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.arrays import UInt8
-from carpool.disk.pages import (
-    ClusterPages,
-    PageLayout,
-    choose_layout,
-    dense,
-    encode_pages,
-)
+from carpool.disk.pages import ClusterPages, PageLayout, choose_layout, dense, encode_pages
 from searcher.scoring import pool as scoring_pool
 from searcher.scoring import scan
 from searcher.scoring.pool import ScoringPool, cut_pages

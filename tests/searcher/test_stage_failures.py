@@ -13,7 +13,7 @@ import pytest
 from carpool.disk.documents import Document
 from carpool.errors import DeploymentError, RetryableError
 from carpool.origins import index_wanted, origin_of, read_query
-from schemas.group import SideSearch
+from schemas.group import GroupedSearch
 from schemas.record import ClusterId, header
 from schemas.retrieval import Probe
 from schemas.topics import RETRIES, RETRIEVALS
@@ -50,11 +50,12 @@ def test_a_group_that_does_not_fit_the_index_stops_the_searcher_and_loses_nothin
         with pytest.raises(DeploymentError, match=words):
             check_fits(make_unit(7, group), index.manifest)
     (query,) = make_group(index, questions(1)).queries
-    for beside in (
-        SideSearch(vector=b"\0" * 4, clusters=query.clusters),
-        SideSearch(vector=query.vector, clusters=(ClusterId(8),)),
+    for other in (
+        GroupedSearch(vector=b"\0" * 4, clusters=query.clusters),
+        GroupedSearch(vector=query.vector, clusters=(ClusterId(8),)),
     ):
-        group = make_group(index, [], queries=(msgspec.structs.replace(query, beside=(beside,)),))
+        replaced = msgspec.structs.replace(query, other_searches=(other,))
+        group = make_group(index, [], queries=(replaced,))
         with pytest.raises(DeploymentError, match=r"groups skip searcher rag\.groups\.v1/0/7"):
             check_fits(make_unit(7, group), index.manifest)
     with running(index) as run:

@@ -10,14 +10,7 @@ import pytest
 from carpool.errors import CarpoolError, ConfigError
 from searcher.in_hand import INTAKE_BYTES_MAX
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
-from tests.searcher.helpers import (
-    Running,
-    SmallIndex,
-    make_group,
-    make_unit,
-    random_index,
-    running,
-)
+from tests.searcher.helpers import Running, SmallIndex, make_group, make_unit, random_index, running
 from tests.searcher.stage import Gate, questions
 
 

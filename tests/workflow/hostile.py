@@ -1,4 +1,4 @@
-"""Programs that try to stop the service that runs them, and good ones beside them.
+"""Programs that try to stop the service that runs them, and good ones among them.
 
 The tests load this file as an operator's module.
 """

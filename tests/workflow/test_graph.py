@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from carpool.testing.workflow import run
+from carpool.testing.run_program import run
 from carpool.workflow import Answer, Found, Generate, Program, Retrieve, WorkflowError
 from carpool.workflow.graph import program_of
 from schemas.codec import decode_query

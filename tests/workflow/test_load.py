@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import ConfigError
-from carpool.workflow.journal import Workflows, search_query, with_results
 from carpool.workflow.load import load_programs, load_workflows
 from carpool.workflow.process import ModuleProcess
 from carpool.workflow.program import Program
 from carpool.workflow.settings import WorkflowSettings
 from carpool.workflow.steps import Found, Generate, Retrieve, WorkflowError
+from carpool.workflow.workflows import Workflows, search_query, with_results
+from generator.plan.next_round import with_found
 from generator.plan.prompt import Template, fill
-from generator.workflow.turns import with_found
 from schemas.query import Query
 from schemas.workflow import StepResult
 from tests.deploy.doc_blocks import program_of_guide
@@ -108,8 +108,8 @@ def taken(query: Query, workflows: Workflows) -> Query:
     searches = [step for step in asked.steps if isinstance(step, Retrieve)]
     query = search_query(query, searches, now_us=1)
     hits = some_hits(2)
-    beside = [hits] * (len(searches) - 1)
-    return with_found(a_retrieval(query, hits, beside=tuple(beside)), now_us=2).query
+    other_hits = (hits,) * (len(searches) - 1)
+    return with_found(a_retrieval(query, hits, other_hits=other_hits), now_us=2).query
 
 
 def test_open_workflows_go_on_when_the_guides_next_version_is_deployed(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from runpy import run_path
 
 import pytest
 
-import carpool.testing.workflow
+import carpool.testing.run_program
 import carpool.workflow
-from carpool.testing.workflow import Given, prompts, run
+from carpool.testing.run_program import Given, prompts, run
 from carpool.workflow import Program, Retrieve
 from carpool.workflow.programs import corrective, hyde, irg, multistep, one_shot, recomp
 from tests.deploy.doc_blocks import BLOCK
@@ -73,7 +73,7 @@ def test_a_program_searches_these_texts_and_its_prompts_show_these_results(name:
 
 
 def test_the_listings_of_the_modules_run_as_they_are_printed(tmp_path: Path) -> None:
-    modules = (carpool.workflow, carpool.testing.workflow)  # the second uses the first
+    modules = (carpool.workflow, carpool.testing.run_program)  # the second uses the first
     listings = [text for each in modules for _, text in BLOCK.findall(each.__doc__ or "")]
     (file := tmp_path / "printed.py").write_text("\n".join(listings))
     printed = run_path(str(file))["hyde"]

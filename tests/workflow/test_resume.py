@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.testing.workflow import Given, run
+from carpool.testing.run_program import Given, run
 from carpool.workflow import Answer, Found, Generate, Program, Retrieve, workflow
 from carpool.workflow.load import load_programs
 from carpool.workflow.program import Run

@@ -22,7 +22,7 @@ class EdgeRagCache:
     """
 
     def __init__(self, size_bytes: Sequence[int], entries: int) -> None:
-        """`size_bytes`: of each cluster."""
+        """`size_bytes` is the size of each cluster."""
         self._size_bytes, self._entries = size_bytes, entries
         self._accesses: Counter[int] = Counter()
         self.held: set[int] = set()
@@ -48,8 +48,8 @@ class EdgeRagCache:
 class PublishedSearch:
     """Searches one query after the other, group after group, and counts.
 
-    `theta`: the paper's; above 1, each query is a group, as in EdgeRAG. `hits`: of each query, the
-    clusters that were in the cache when its search began. `groups`: of all batches.
+    `theta` is the paper's; above 1, each query is a group, as in EdgeRAG. `hits` counts for each
+    query the clusters that the cache had when its search began. `groups` counts all groups.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ WAY = ((QUERIES.name, ANSWERS.name),)
 WARM_UP_PER_S, WARM_UP_S = 200.0, 45.0
 ROOT = Path(__file__).resolve().parents[3]
 LANGGRAPH = ("langgraph==1.2.24", "langgraph-checkpoint-sqlite==3.1.2", "openai==3.52.0")
-"""What the environment of the baselines has beside the packages of Carpool's services."""
+"""What the environment of the baselines has in addition to the packages of Carpool's services."""
 
 
 def python_of(folder: Path) -> str:
@@ -61,7 +61,7 @@ def open_contestant(
 ) -> Iterator[Session]:
     """Yields a contestant that is ready, on a broker of its own; then ends both.
 
-    `settings`: further ones of Carpool. `python`: of the baselines.
+    `settings` are further ones of Carpool. `python` runs the baselines.
     """
     chosen = OF_CARPOOL | (ONE_AT_A_TIME if name == "windows-of-one" else {})
     given = {environment_name(*setting): value for setting, value in chosen.items()}

@@ -69,7 +69,7 @@ class Loads:
     def __init__(
         self, texts: Sequence[str], seed: int, seconds: float, note: Callable[[str], None]
     ) -> None:
-        """`seconds`: of a load at a rate. `note`: gets a line for each load."""
+        """A load at a rate takes `seconds`. `note` gets a line for each load."""
         self._texts, self._seed, self._seconds, self._note = texts, seed, seconds, note
         self._run = 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from carpool.errors import ConfigError
-from carpool.testing.workflow import run
+from carpool.testing.run_program import run
 from carpool.workflow.program import Program
 from carpool.workflow.steps import Found, Retrieve, Step
 from generator.plan.prompt import FilledPrompt

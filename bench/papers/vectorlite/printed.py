@@ -22,8 +22,8 @@ _TINY = 1e-9
 def hit_chances(mean: float, correlation: float, nprobe: int) -> Float64:
     """Returns the probability of 0, 1, ... nprobe hits: (nprobe + 1,), together 1.
 
-    `mean`: the hit rate. `correlation`: of two probes of one query, 1 / (alpha + beta + 1); 0:
-    binomial, 1: all probes hit, or none.
+    `mean` is the hit rate. `correlation` is that of two probes of one query, 1 / (alpha + beta +
+    1); 0: binomial, 1: all probes hit, or none.
     """
     share = min(correlation, 1 - _TINY)
     rate = min(max(mean, _TINY), 1 - _TINY) * (1 - share)
@@ -40,9 +40,9 @@ def hit_chances(mean: float, correlation: float, nprobe: int) -> Float64:
 def correlation_of(mean: float, variance: float, nprobe: int) -> float:
     """Returns the correlation by the method of moments, from 0 to 1.
 
-    `mean`, `variance`: of the hit rates of queries with `nprobe` clusters. The variance of a
-    Beta-binomial hit rate is m (1 - m) (1 + (nprobe - 1) correlation) / nprobe. Where all queries
-    have the same hit rate, or `nprobe` is 1, the correlation is 0.
+    `mean` and `variance` are those of the hit rates of queries with `nprobe` clusters. The variance
+    of a Beta-binomial hit rate is m (1 - m) (1 + (nprobe - 1) correlation) / nprobe. Where all
+    queries have the same hit rate, or `nprobe` is 1, the correlation is 0.
     """
     binomial = mean * (1 - mean) / nprobe
     if nprobe == 1 or binomial <= 0:

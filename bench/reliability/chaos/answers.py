@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from bench.reliability.chaos.questions import ALWAYS, ChaosQuestion
-from bench.reliability.chaos.workflows import (
+from bench.reliability.chaos.check_answer import (
     OTHER_CITED,
     OTHER_TEXT,
     PROGRAMS,
@@ -14,6 +13,7 @@ from bench.reliability.chaos.workflows import (
     wrong_in,
     wrong_in_workflow,
 )
+from bench.reliability.chaos.questions import ALWAYS, ChaosQuestion
 from schemas.answer import Answer
 from schemas.headers import DEADLINE_HEADER, REPLAYED_FROM_HEADER, TENANT_HEADER
 from schemas.hit import Hit

@@ -15,11 +15,11 @@ from bench.data.made_up import made_up_index
 from bench.reliability.chaos import plan as planned
 from bench.reliability.chaos.answers import AGAIN, FAILED, OTHER_PASSAGES, OTHER_TENANT
 from bench.reliability.chaos.audit import NOT_FINISHED, OTHER_HEADERS
+from bench.reliability.chaos.check_answer import OTHER_CITED, OTHER_TEXT
 from bench.reliability.chaos.live import BROKERS, INSTANCES, LLM_SERVERS
 from bench.reliability.chaos.mutants import MUTANTS, Mutant, patched_packages
 from bench.reliability.chaos.questions import drawn_questions
 from bench.reliability.chaos.run import ChaosPlan, ChaosRun, run_chaos
-from bench.reliability.chaos.workflows import OTHER_CITED, OTHER_TEXT
 from bench.reliability.options import ChaosOptions
 from carpool.settings import environment_name
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 
-from bench.reliability.chaos.workflows import MODULE
+from bench.reliability.chaos.check_answer import MODULE
 from carpool.clock import SystemClock
 from indexer.write import promote
 

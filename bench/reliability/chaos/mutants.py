@@ -86,7 +86,7 @@ _MUTANTS = (
     ),
     Mutant(
         what="commit metadata is dropped",
-        # Large groups of batch queries are committed in parts beside interactive ones.
+        # Large groups of batch queries are committed in parts while interactive ones come.
         queries=3_000,
         seconds=20.0,
         batch_share=0.8,

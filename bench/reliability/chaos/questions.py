@@ -17,7 +17,7 @@ from msgspec import structs
 from bench.data.evaluation import read_passages
 from bench.data.index import BenchIndex
 from bench.data.made_up import QUESTIONS, made_up_questions, passages_path
-from bench.reliability.chaos.workflows import NAMES, SCORE_GAP_MIN, TOP_K
+from bench.reliability.chaos.check_answer import NAMES, SCORE_GAP_MIN, TOP_K
 from carpool.workflow.steps import AnswerStep
 from producers.read_questions import Question
 from schemas.record import ClusterId
@@ -53,9 +53,9 @@ WORD = re.compile(r"unanswerable-[0-9]{6}")
 class ChaosQuestion(Question, frozen=True, kw_only=True):
     """A question of the load, and what is known of its answer.
 
-    `row`: of the given question whose text it has. `fails`: how often the stand-in fails on it;
-    `ALWAYS`: until it is replayed. `is_withdrawn`: it may end as `cancelled`. `deadline_ms`: the
-    time for its answer, after which it may end as `expired`. `hits`: the right passages.
+    `row` is that of the given question whose text it has. `fails` says how often the stand-in fails
+    on it; `ALWAYS`: until it is replayed. `is_withdrawn`: it may end as `cancelled`. `deadline_ms`:
+    the time for its answer, after which it may end as `expired`. `hits`: the right passages.
     """
 
     id: str

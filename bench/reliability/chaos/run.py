@@ -21,6 +21,7 @@ from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL, NLIST, made_up_index
 from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, TopicAudit
+from bench.reliability.chaos.check_answer import TOP_K
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.files import DeployedFiles
 from bench.reliability.chaos.live import BROKERS, LLM_SERVERS, STEP_S, LiveRun, supervised
@@ -31,7 +32,6 @@ from bench.reliability.chaos.plan import MEMBERS, PlannedFault
 from bench.reliability.chaos.questions import ALWAYS, TRIES_MAX, WORD, ChaosQuestion, passages_of
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor
-from bench.reliability.chaos.workflows import TOP_K
 from bench.reliability.fault_proxy import FaultProxy
 from bench.reliability.slow_searcher import command as slow_searcher
 from carpool.clock import SystemClock

@@ -44,7 +44,7 @@ READ_TIMEOUT_MS = 60_000
 
 
 def budget_for(memory_bytes: int | None, size_bytes: int) -> int:
-    """Returns the searcher's budget: what `memory_bytes` leave beside the process as it is now.
+    """Returns the searcher's budget: what the process as it is now leaves of `memory_bytes`.
 
     At most enough for all clusters, of `size_bytes`, and buffers. Raises `MemoryError` where
     nothing is left.
@@ -55,7 +55,7 @@ def budget_for(memory_bytes: int | None, size_bytes: int) -> int:
         budget_bytes = min(budget_bytes, left_bytes)
     if budget_bytes <= 0:
         raise MemoryError(
-            f"{memory_bytes} bytes hold no cluster beside interpreter and libraries; raise --memory"
+            f"{memory_bytes} bytes cannot hold a cluster, interpreter and libraries; raise --memory"
         )
     return budget_bytes
 

@@ -22,9 +22,9 @@ THREADS = len(os.sched_getaffinity(0))
 class SearchData:
     """What is searched. `corpus` has the documents, `vectors` the (rows, dim) floats of them.
 
-    `prepared`: the contestant's own folder. `index`: one of Carpool that is there, else it builds
-    one. `tuning`: (n, dim) float32, questions that the run does not judge; a hot shard is chosen
-    from them. `memory_bytes`: of the whole process, page cache included; None: no limit.
+    `prepared` is the contestant's own folder. `index` is one of Carpool that is there, else it
+    builds one. The run does not judge the questions `tuning`, (n, dim) float32; a hot shard is
+    chosen from them. `memory_bytes` limits the whole process, page cache included; None: no limit.
     """
 
     corpus: Path
@@ -38,7 +38,7 @@ class SearchData:
 class Contestant(ABC):
     """A way to search. One object for one run in one process.
 
-    `settings`: of its own knob, ascending; a larger one finds as much or more.
+    `settings` are values of its own knob, ascending; a larger one finds as much or more.
     """
 
     settings: tuple[int, ...] = ()

@@ -123,7 +123,7 @@ def standings(
 ) -> dict[TopicPartition, Standing]:
     """Returns the group's standing; empty where the brokers do not support such requests.
 
-    `partitions`: with the brokers' names of topics. Raises `RetryableError` for what passes.
+    `partitions` name topics as the brokers do. Raises `RetryableError` for what passes.
     """
     timeout_s = settings.request_timeout_ms / 1_000
     places = [TopicPartition(settings.logical_topic(at.topic), at.partition) for at in partitions]
@@ -167,7 +167,7 @@ def _offsets(
 def missing_of(settings: KafkaSettings, group: str, at: TopicPartition) -> str:
     """Returns what a group misses in a partition, in words; empty: nothing, or nobody says.
 
-    `at`: with the brokers' name of the topic. Blocks.
+    `at` names the topic as the brokers do. Blocks.
     """
     with suppress(RetryableError):
         if found := standings(quiet_admin(settings), settings, group, [at]):

@@ -1,5 +1,5 @@
-"""What a member of a group needs beside its client: a protocol, its membership, its commits, counts
-of what waits, and a way to wake the threads that fetch.
+"""What a member of a group needs in addition to its client: a protocol, its membership, its
+commits, counts of what waits, and a way to wake the threads that fetch.
 """
 
 from __future__ import annotations

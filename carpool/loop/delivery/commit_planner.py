@@ -218,7 +218,7 @@ class CommitPlanner:
         self.next_begin_us = now_us + max(abort_us, self._pause_us())
 
     def _count(self, now_us: int) -> None:
-        """Counts what was committed; batch work beside urgent work has a pause of its own."""
+        """Counts what was committed; batch work, while work is urgent, has a pause of its own."""
         is_urgent_recent = now_us < self._urgent_until_us
         counted = [each for each in self._open if not (each.is_batch and is_urgent_recent)]
         self._counted += sum(len(each.done.parts) for each in counted)

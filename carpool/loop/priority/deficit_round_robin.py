@@ -24,7 +24,7 @@ class DeficitRoundRobin:
     """
 
     def __init__(self, *, quantum: int, weight_of: Callable[[str], int]) -> None:
-        """`quantum`: in the unit of costs. `weight_of`: the weight of a flow, at least 1."""
+        """`quantum` is in the unit of costs. `weight_of` gives the weight of a flow, at least 1."""
         if quantum < 1:
             raise ValueError(f"quantum must be at least 1: {quantum}")
         self._quantum = quantum

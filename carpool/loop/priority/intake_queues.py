@@ -134,7 +134,7 @@ class IntakeQueues:
     ) -> Message | None:
         """Removes and returns the record to accept now; None: all are blocked.
 
-        `unfinished_parts`: by topic. `may_take`: whether records of a topic may be accepted now.
+        `unfinished_parts` is by topic. `may_take` says whether records of a topic may be accepted.
         """
 
         def cost(topic: str) -> int | None:

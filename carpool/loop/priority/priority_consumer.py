@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from carpool.clock import Clock
-from carpool.kafka.clients import (
-    ConsumerClient,
-)
+from carpool.kafka.clients import ConsumerClient
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.priority.adaptive_rate_limit import AdaptiveRateLimit
 from carpool.loop.priority.intake_queues import IntakeQueues, PriorityClass, cost_bytes

@@ -15,9 +15,9 @@ from bench.core.accounting import answer_accounting
 from bench.core.load import even
 from bench.core.session import open_session
 from bench.papers.hedrarag.contestants import baseline, python_of
+from bench.papers.hedrarag.figures import promises
 from bench.papers.hedrarag.loads import FIVE, steps_of, texts_of
 from bench.papers.hedrarag.stepped_llm import DECODE_S, PREFILL_S, STEP_S, SteppedLlm
-from bench.papers.hedrarag.workflows import promises
 from carpool.errors import ConfigError
 from producers.read_questions import Question
 from schemas.topics import ANSWERS

@@ -12,12 +12,7 @@ from bench.papers.aquapipe.speculation import PASSAGES, searches
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.ragcache.speculative_pipelining import RagCache
 from bench.simulator.warm_ups import ScoredDraft
-from generator.plan.warm_ups import (
-    CancelWarmUp,
-    EngineLoad,
-    QueryAnswered,
-    WarmUpEnded,
-)
+from generator.plan.warm_ups import CancelWarmUp, EngineLoad, QueryAnswered, WarmUpEnded
 from tests.generator.test_speculation import IDLE, draft, start, told
 
 

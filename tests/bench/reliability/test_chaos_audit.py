@@ -14,8 +14,8 @@ from bench.reliability.chaos.audit import (
     AuditResult,
     TopicAudit,
 )
+from bench.reliability.chaos.check_answer import OTHER_CITED, OTHER_TEXT, fields_of
 from bench.reliability.chaos.questions import ALWAYS, ChaosQuestion
-from bench.reliability.chaos.workflows import OTHER_CITED, OTHER_TEXT, fields_of
 from carpool.kafka.records import TopicPartition
 from schemas.answer import Retrieved
 from schemas.codec import encode

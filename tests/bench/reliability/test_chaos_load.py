@@ -16,6 +16,7 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import NewTopic
 
 from bench.data.made_up import made_up_index
+from bench.reliability.chaos.check_answer import NAMES
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.files import DeployedFiles
 from bench.reliability.chaos.llm_calls import calls_of
@@ -25,7 +26,6 @@ from bench.reliability.chaos.plan import KINDS, PlannedFault, kind_counts, plan_
 from bench.reliability.chaos.questions import ALWAYS, FAILS_AT_FIRST, WORD, chaos_questions
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
-from bench.reliability.chaos.workflows import NAMES
 from carpool.disk.manifest import read_manifest
 from carpool.errors import RetryableError
 from carpool.kafka.cluster import quiet_admin

@@ -11,8 +11,7 @@ import pytest
 from bench.data.made_up import DIMENSION
 from bench.reliability.chaos.answers import OTHER_PASSAGES, AnswerAudit, PublishedQuestion
 from bench.reliability.chaos.audit import TopicAudit
-from bench.reliability.chaos.questions import ChaosQuestion
-from bench.reliability.chaos.workflows import (
+from bench.reliability.chaos.check_answer import (
     OTHER_CITED,
     OTHER_TEXT,
     PROGRAMS,
@@ -21,8 +20,9 @@ from bench.reliability.chaos.workflows import (
     written,
     wrong_in_workflow,
 )
+from bench.reliability.chaos.questions import ChaosQuestion
 from carpool.embedding.hashing import HashingEmbedder
-from carpool.testing.workflow import run
+from carpool.testing.run_program import run
 from carpool.workflow.steps import Found, Generate, Retrieve
 from schemas.answer import Answer, Retrieved, StepDone
 from schemas.codec import encode

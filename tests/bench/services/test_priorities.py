@@ -23,10 +23,10 @@ def condition(*times_ms: float) -> ConditionResult:
 
 CONDITIONS = {
     "interactive alone": condition(10, 10),
-    "interactive beside batch": condition(20, 20),
+    "interactive with batch": condition(20, 20),
     "batch": condition(500),
     "quiet tenant alone": condition(10, 10),
-    "quiet tenant beside a loud one": condition(15, 15),
+    "quiet tenant with a loud one": condition(15, 15),
     "loud tenant": condition(30),
 }
 TWICE = replace(condition(1), accounting=account(["a"], ["a", "a"]))
@@ -37,15 +37,15 @@ TWICE = replace(condition(1), accounting=account(["a"], ["a", "a"]))
     [
         ({}, 1, None),
         (
-            {"interactive beside batch": condition(21, 21)},
+            {"interactive with batch": condition(21, 21)},
             1,
-            "interactive p99 beside batch at most 2x",
+            "interactive p99 with batch at most 2x",
         ),
-        ({"interactive beside batch": condition()}, 1, "interactive p99 beside batch at most 2x"),
+        ({"interactive with batch": condition()}, 1, "interactive p99 with batch at most 2x"),
         (
-            {"quiet tenant beside a loud one": condition(16, 16)},
+            {"quiet tenant with a loud one": condition(16, 16)},
             1,
-            "other tenants' p99 beside a loud one at most 1.5x",
+            "other tenants' p99 with a loud one at most 1.5x",
         ),
         ({}, 0, "batch questions were waiting all the time"),
         ({"batch": TWICE}, 1, ONE_ANSWER),

@@ -70,20 +70,20 @@ def test_claims_are_found_as_faiss_finds_them(corpus: dict[str, Any]) -> None:
 @pytest.mark.kafka
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("beside", "ids"),
+    ("other_revision", "ids"),
     [
         (None, {"no LLM": 0, "3 passages": 420}),
-        (CHECKOUT, {"15 passages": 1_560, "beside, 15 passages": 1_560}),
+        (CHECKOUT, {"15 passages": 1_560, "other revision, 15 passages": 1_560}),
     ],
 )
 def test_overhead_measures_each_side_with_each_size_of_prompt(
-    tmp_path: Path, beside: Path | None, ids: dict[str, int]
+    tmp_path: Path, other_revision: Path | None, ids: dict[str, int]
 ) -> None:
     options = OverheadOptions(
         contestant=["exactly-once-1"],
         rate_per_s=[20.0],
-        passages=[0, 3] if beside is None else [15],
-        beside=beside,
+        passages=[0, 3] if other_revision is None else [15],
+        other_revision=other_revision,
         seconds=4,
         warm_up_s=1,
         work=tmp_path,

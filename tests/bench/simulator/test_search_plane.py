@@ -1,4 +1,4 @@
-"""The simulator beside the searcher's own search plane: the same windows, the same bytes."""
+"""The simulator against the searcher's own search plane: the same windows, the same bytes."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from carpool.loop.stage import Done, Unit
 from carpool.origins import deadline_us_of, origin_of
 from carpool.retrievals import waiting_output
-from carpool.workflow.journal import Workflows, is_workflow, search_query
 from carpool.workflow.program import Ran
 from carpool.workflow.steps import Retrieve, WorkflowError
+from carpool.workflow.workflows import Workflows, is_workflow, search_query
 from grouper.admission import IndexFacts, admit
 from grouper.tracing import trace_headers
 from schemas.errors import RecordError
@@ -35,7 +35,7 @@ def begun(query: Query, workflows: Workflows) -> Query:
 def first_step(unit: Unit[Query], ran: Ran, facts: IndexFacts, now_us: int) -> Unit[Query] | Done:
     """Returns the unit with the query to search, or the finished work of one that generates first.
 
-    `unit`: with a workflow that was begun; `ran`: what its program asks for. One whose program
+    `unit` has a workflow that was begun, and `ran` is what its program asks for. One whose program
     fails goes to the generator, too, which ends it. Raises `RecordError` for a query that does not
     fit the index.
     """

@@ -1,6 +1,6 @@
-"""What the generator does next for a workflow, whose record has arrived or whose texts are written.
+"""The next round of a workflow, whose record has arrived or whose texts are written.
 
-Pure: the same record gives the same `Turn`, which is a search, some texts, or the answer.
+Pure: the same record gives the same `Round`, which is a search, some texts, or the answer.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from carpool.workflow.journal import search_query, with_results
 from carpool.workflow.program import NextSteps
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve, WorkflowError
+from carpool.workflow.workflows import search_query, with_results
 from schemas.query import Generation, Journal, Query, results_of, root_of
 from schemas.record import ClusterId
 from schemas.retrieval import Retrieval
@@ -46,7 +46,7 @@ class AnswerNext:
     answer: AnswerStep
 
 
-Turn: TypeAlias = SearchNext | GenerateNext | AnswerNext
+Round: TypeAlias = SearchNext | GenerateNext | AnswerNext
 
 
 def with_found(retrieval: Retrieval, now_us: int) -> Retrieval:
@@ -63,7 +63,7 @@ def with_found(retrieval: Retrieval, now_us: int) -> Retrieval:
     )
 
 
-def next_turn(retrieval: Retrieval, wanted: NextSteps, now_us: int) -> Turn:
+def next_round(retrieval: Retrieval, wanted: NextSteps, now_us: int) -> Round:
     """Returns what follows the steps in the journal of a record: what its program has asked for."""
     if (answer := wanted.answer) is not None:
         return AnswerNext(retrieval=as_asked(retrieval, answer), answer=answer)
@@ -99,7 +99,7 @@ def as_asked(retrieval: Retrieval, step: Generate) -> Retrieval:
             journal=query.journal,
         ),
         hits=tuple(step.passages),
-        beside=(),
+        other_hits=(),
         skipped_clusters=_skipped(query),
     )
 
@@ -116,8 +116,8 @@ def _found(retrieval: Retrieval, journal: Journal, now_us: int) -> list[StepResu
     The digests are those of the steps for which they were searched. If the program asks for others
     when it is run again, `resume` finds that.
     """
-    texts = (retrieval.query.text or "", *(each.text for each in journal.beside))
-    hits = (retrieval.hits, *retrieval.beside)
+    texts = (retrieval.query.text or "", *(each.text for each in journal.other_searches))
+    hits = (retrieval.hits, *retrieval.other_hits)
     if not len(texts) == len(hits) == len(journal.asked):
         raise WorkflowError(
             f"{len(texts)} searches found {len(hits)} lists of passages for {len(journal.asked)} "

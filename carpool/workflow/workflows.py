@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from carpool.workflow.graph import INLINE, program_of
 from carpool.workflow.program import NextSteps, Program, Programs, Ran, RunRequest, find
 from carpool.workflow.resume import resume
 from carpool.workflow.steps import Retrieve, WorkflowError
-from schemas.query import Journal, Query, SideText, results_of, root_of
+from schemas.query import Journal, OtherSearch, Query, results_of, root_of
 from schemas.workflow import JOURNAL_BYTES_MAX, InlineWorkflow, StepResult
 
 ONE_SHOT = "one_shot"
@@ -44,7 +45,7 @@ class Workflows:
         journal = Journal(
             root=query, program=program.name, version=program.version, digest=program.digest
         )
-        return msgspec.structs.replace(query, vector=None, workflow=None, journal=journal)
+        return replace(query, vector=None, workflow=None, journal=journal)
 
     def asked(self, query: Query) -> NextSteps:
         """Returns what a workflow asks for after the rounds of its journal.
@@ -119,24 +120,24 @@ def with_results(query: Query, results: Sequence[StepResult]) -> Query:
     """Returns a query whose journal has one more round. Raises `WorkflowError` if it is full."""
     assert query.journal is not None, "it was begun"
     rounds = (*query.journal.rounds, tuple(results))
-    journal = msgspec.structs.replace(query.journal, rounds=rounds, beside=(), asked=(), began_us=0)
+    journal = replace(query.journal, rounds=rounds, other_searches=(), asked=(), began_us=0)
     if (size := len(_encoder.encode(journal))) > JOURNAL_BYTES_MAX:
         raise WorkflowError(
             f"the results of its steps take {size} bytes, and a record has room for "
             f"{JOURNAL_BYTES_MAX}; search with a smaller top_k",
             "workflow_limit",
         )
-    return msgspec.structs.replace(query, journal=journal)
+    return replace(query, journal=journal)
 
 
 def search_query(query: Query, steps: Sequence[Retrieve], now_us: int) -> Query:
     """Returns the query that searches for these steps."""
     assert query.journal is not None, "it was begun"
     first, *others = steps
-    beside = tuple(SideText(text=step.text, top_k=step.top_k) for step in others)
+    searches = tuple(OtherSearch(text=step.text, top_k=step.top_k) for step in others)
     asked = tuple(step.digest() for step in steps)
-    journal = msgspec.structs.replace(query.journal, beside=beside, asked=asked, began_us=now_us)
-    return msgspec.structs.replace(
+    journal = replace(query.journal, other_searches=searches, asked=asked, began_us=now_us)
+    return replace(
         query,
         text=first.text,
         vector=None,

@@ -16,7 +16,7 @@ from bench.data.made_up import DIMENSION
 from bench.reliability.chaos import side_by_side
 from carpool.embedding.hashing import HashingEmbedder
 from carpool.testing.llm_text import words, write
-from carpool.testing.workflow import run
+from carpool.testing.run_program import run
 from carpool.workflow.load import load_programs
 from carpool.workflow.program import Program
 from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, Said, Step, WorkflowError

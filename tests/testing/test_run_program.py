@@ -1,4 +1,4 @@
-"""`carpool.testing.workflow`: a program is run as services run it, with the results of a test."""
+"""`carpool.testing.run_program`: a program runs as in services, with the results of a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.testing.workflow import Given, prompts, run
+from carpool.testing.run_program import Given, prompts, run
 from carpool.workflow import Answer, Found, Generate, Retrieve, Run, Said, WorkflowError, workflow
 from carpool.workflow.programs.corrective import corrective
 from carpool.workflow.programs.hyde import hyde
@@ -81,7 +81,7 @@ def test_a_program_that_is_not_pure_or_takes_too_much_fails_as_in_a_service() ->
 def test_programs_and_their_tests_need_the_base_install_only() -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
-        "import carpool.workflow, carpool.workflow.load, carpool.testing.workflow\n"
+        "import carpool.workflow, carpool.workflow.load, carpool.testing.run_program\n"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(*sorted(new - set(sys.stdlib_module_names)))"
     )

@@ -1,7 +1,7 @@
 """Runs a program of a workflow in a test, without services: the test gives the results of steps.
 
 ```python
-from carpool.testing.workflow import run
+from carpool.testing.run_program import run
 
 steps, answer = run(hyde, ["A made-up passage.", ["The passage that was found."]])
 assert steps[1] == Retrieve("A made-up passage.")
@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from carpool.workflow.journal import Workflows, with_results
 from carpool.workflow.program import Program
 from carpool.workflow.settings import WorkflowSettings
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve, Said, Step, WorkflowError
+from carpool.workflow.workflows import Workflows, with_results
 from schemas.hit import Hit
 from schemas.query import Query
 from schemas.record import ClusterId
