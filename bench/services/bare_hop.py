@@ -23,6 +23,8 @@ from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
 from carpool.run_service import COMMIT_INTERVAL_MS
 
 IDLE_S = 0.2
+START_S = 120.0
+"""A new broker makes its topic of transactions before the first one begins."""
 RECORDS_MAX = 250
 
 
@@ -48,7 +50,7 @@ def main(source: str, target: str) -> None:
             "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
         }
     )
-    producer.init_transactions(timeout_s)
+    producer.init_transactions(START_S)
     due_s = 0.0
     while not ending.is_set():
         if not (records := poll(consumer, 1, IDLE_S)):
