@@ -79,7 +79,7 @@ def run(options: AnswersOptions) -> bool:
                 if is_promised:
                     threshold = judged_threshold(corpus.data.corpus_path, gold, rows)
                     results["threshold"] = threshold
-                    shown["threshold of support"] = structs.asdict(threshold)
+                    shown["threshold of support"] = threshold
     return corpus.finish(
         {"answers": shown},
         promises=promises,

@@ -11,8 +11,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from bench.answers.gold import GoldQuestion, has_gold
 from bench.answers.rows import AskedRow, Share, share_of
 from bench.data.evaluation import read_passages
@@ -21,19 +19,10 @@ from generator.plan.attribution import SUPPORT_MIN, statements, supports
 from generator.plan.evidence import Evidence
 
 
-class JudgedThreshold(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers with support that have it, and others that have none."""
-
-    threshold: float
-    with_support: Share
-    without_gold_passage: Share
-    with_another_answer: Share
-
-
 def judged_threshold(
     corpus_path: Path, gold: Sequence[GoldQuestion], rows: Sequence[AskedRow]
-) -> JudgedThreshold:
-    """Returns what the threshold does on the answers that contain a gold answer."""
+) -> dict[str, float | Share]:
+    """Returns the threshold; answers with support that have it, and others that have none."""
     corpus = {each.doc_id: each for each in read_passages(corpus_path)}
     by_id = {row.question_id: row for row in rows}
     by_gold, by_others, by_replaced = list[float](), list[float](), list[float]()
@@ -50,12 +39,12 @@ def judged_threshold(
         replaced = wrong.join(re.split(re.escape(right), row.answer, flags=re.IGNORECASE))
         if replaced != row.answer and not has_gold(own[0].text, [wrong]):
             by_replaced.append(_support(asked.question, replaced, own, [wrong]))
-    return JudgedThreshold(
-        threshold=SUPPORT_MIN,
-        with_support=share_of(support >= SUPPORT_MIN for support in by_gold),
-        without_gold_passage=share_of(support < SUPPORT_MIN for support in by_others),
-        with_another_answer=share_of(support < SUPPORT_MIN for support in by_replaced),
-    )
+    return {
+        "threshold": SUPPORT_MIN,
+        "with_support": share_of(support >= SUPPORT_MIN for support in by_gold),
+        "without_gold_passage": share_of(support < SUPPORT_MIN for support in by_others),
+        "with_another_answer": share_of(support < SUPPORT_MIN for support in by_replaced),
+    }
 
 
 def _support(

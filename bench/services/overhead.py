@@ -52,7 +52,7 @@ CONTESTANTS = {"exactly-once-1": (1, 60.0, 150.0), "exactly-once-3": (3, 120.0, 
 class SideResult(msgspec.Struct, frozen=True, kw_only=True):
     """One load of one side: the bare hops, or the services with prompts of one size.
 
-    `total_ms`: from when a question was due until its last record was read. `cpu_ms`: of a
+    `total_ms`: from when a question was due until its answer was read. `cpu_ms`: of a
     question, by process, without `idle_ms`, which these processes take in as many idle seconds, and
     without `not_counted_ms`. `over_bare_hops`: their sum, over that of the bare hops. `cores`: of
     all.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from bench.core.stack import SERVICES, Stack, member_names
@@ -46,7 +46,7 @@ class LiveRun:
     coordinators: CoordinatorClient
     recorder: TopicRecorder
     stand_ins: Mapping[str, LlmStandIn]
-    loads: Sequence[SteadyLoad]
+    load: SteadyLoad
     replays: LetterReplays
     dead: Set[str]
     started_s: float = field(default=0.0, init=False)
@@ -54,15 +54,14 @@ class LiveRun:
     def begin(self) -> None:
         """Starts the load and the time of the run."""
         self.started_s = time.time()
-        for thread in (*self.loads, self.replays):
-            thread.start()
+        self.load.start()
+        self.replays.start()
 
     def end_load(self) -> list[str]:
         """Returns the ids that were published, with repetitions. Raises `CarpoolError`."""
-        for load in self.loads:
-            load.end()
+        self.load.end()
         self.replays.end()
-        return [query_id for load in self.loads for query_id in load.sent]
+        return self.load.sent
 
     def now_s(self) -> float:
         """Returns the seconds since the run began."""
@@ -70,7 +69,7 @@ class LiveRun:
 
     def published(self) -> int:
         """Returns the number of questions sent so far."""
-        return sum(len(load.sent) for load in self.loads) + self.replays.replayed
+        return len(self.load.sent) + self.replays.replayed
 
     def answered(self) -> int:
         """Returns the number of questions with a committed answer so far."""
@@ -99,7 +98,7 @@ class LiveRun:
     def is_done(self) -> bool:
         """Whether all questions were sent and answered or removed, and all letters replayed."""
         left, removed = self.published() - self.answered(), self.states.removed
-        if any(load.is_alive() for load in self.loads) or left > len(removed):
+        if self.load.is_alive() or left > len(removed):
             return False
         gone = removed.keys() - self._answered_places() if removed else set[str]()
         dead = self.dead - {removed[place] for place in gone}

@@ -1,6 +1,4 @@
-"""The load of a run: publishes the questions of a class with headers, withdraws some, replays dead
-letters.
-"""
+"""The load of a run: publishes questions with headers, withdraws some, replays dead letters."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def with_headers(**asked: Unpack[QuestionArgs]) -> Callable[[Question, int], Que
     def made(question: Question, due_us: int) -> QueryRecord:
         assert isinstance(question, ChaosQuestion)
         name = f"{question.id}/{next(numbers)}"
-        asked["tenant"] = question.tenant
+        asked["tenant"], asked["priority"] = question.tenant, "batch" if question.is_batch else 0
         asked["headers"] = {"correlation_id": name, "reply_to": f"answers/{name}"}
         record = record_of(question, due_us, **asked)
         if question.deadline_ms is None:

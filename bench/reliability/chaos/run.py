@@ -45,7 +45,6 @@ from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from carpool.testing.kafka import KafkaCluster
-from producers.build_query import Priority
 from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 
@@ -192,7 +191,13 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
             ),
             recorder=opened.enter_context(recorder),
             stand_ins=stand_ins,
-            loads=_loads(kafka, index, plan),
+            load=SteadyLoad(
+                kafka,
+                plan.questions,
+                {"embedding_model": index.manifest.embedding_model, "top_k": TOP_K},
+                rate_per_s=plan.rate_per_s,
+                seed=plan.seed,
+            ),
             replays=LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0))),
             dead={each.id for each in failing if each.fails == ALWAYS},
         )
@@ -230,28 +235,6 @@ def make_topics(kafka: KafkaSettings) -> None:
             raise RetryableError("not all brokers have joined the cluster")
         time.sleep(STEP_S)
     create_topics(kafka)
-
-
-def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[SteadyLoad, ...]:
-    classes: dict[Priority, list[ChaosQuestion]] = {
-        0: [each for each in plan.questions if not each.is_batch],
-        "batch": [each for each in plan.questions if each.is_batch],
-    }
-    return tuple(
-        SteadyLoad(
-            kafka,
-            questions,
-            {
-                "embedding_model": index.manifest.embedding_model,
-                "top_k": TOP_K,
-                "priority": priority,
-            },
-            rate_per_s=plan.rate_per_s * len(questions) / len(plan.questions),
-            seed=plan.seed,
-        )
-        for priority, questions in classes.items()
-        if questions
-    )
 
 
 def _inject_until_answered(

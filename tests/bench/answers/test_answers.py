@@ -146,9 +146,8 @@ def test_answers_have_support_in_their_own_passage_and_in_no_other(tmp_path: Pat
         for each in gold
     ]
     judged = judged_threshold(path, gold, rows)
-    assert judged.with_support.share == 1
-    assert judged.without_gold_passage.share == 1
-    assert judged.with_another_answer.share == 1
+    shares = [each.share for each in judged.values() if isinstance(each, Share)]
+    assert shares == [1, 1, 1]
 
 
 def test_promises_are_of_all_questions() -> None:
