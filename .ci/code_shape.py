@@ -25,12 +25,10 @@ SHAPE = re.compile(
     r"(\d+)\s+lines"
 )
 LARGER = {
-    "grouper/plan/emit.py:plan_records": 58,
+    "grouper/plan/emit.py:plan_records": 56,
     "grouper/plan/scheduler.py:WindowScheduler": 15,
     "searcher/build.py:open_search_plane": 55,
-    "searcher/codes/open.py:open_codes_plane": 57,
     "searcher/plan/slices.py:SliceTable": 14,
-    "searcher/results.py:finish": 53,
 }
 """What is larger than the rules of shape, and may keep this size until it is mended."""
 COLUMNS_MAX = 100

@@ -72,9 +72,7 @@ class Group(Record, frozen=True, kw_only=True):
     grouper: Identifier
     window_id: NonNegative
     lane: NonNegative
-    lane_count: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     sequence: NonNegative
-    groups_in_window_for_lane: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     queries: Annotated[tuple[GroupedQuery, ...], msgspec.Meta(min_length=1)]
     clusters: tuple[ClusterId, ...]
     next: NextGroup | None = None

@@ -73,14 +73,18 @@ def finish(
     name = f"r1{steps}{later_attempt(grouped.headers)}"
     output = retrieval_output(retrieval, name, stage="searcher")
     if not fits(output, RETRIEVALS):
-        message = (
-            f"its {len(passages)} passages make a record of {len(output.value)} bytes, and "
-            f"{RETRIEVALS.name} takes {RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
-        )
-        return asked.ended(asked.answer("failed", "too_large", message), now_us), timings_us
+        answer = asked.answer("failed", "too_large", _too_large(output, len(passages)))
+        return asked.ended(answer, now_us), timings_us
     operation = _operation(group.index_version, found, len(passages), now_us)
     done = Done(parts=((unit.id, part),), outputs=(output,), operations=(operation,))
     return done, timings_us
+
+
+def _too_large(output: Output, passages: int) -> str:
+    return (
+        f"its {passages} passages make a record of {len(output.value)} bytes, and "
+        f"{RETRIEVALS.name} takes {RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
+    )
 
 
 def _why_broken(

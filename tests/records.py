@@ -56,9 +56,7 @@ def a_group(*queries: GroupedQuery, **fields: Any) -> Group:
         "grouper": "g",
         "window_id": 1,
         "lane": 0,
-        "lane_count": 1,
         "sequence": 0,
-        "groups_in_window_for_lane": 1,
         "queries": queries,
         "clusters": tuple(sorted({cluster for query in queries for cluster in query.clusters})),
     }

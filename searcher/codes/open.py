@@ -143,13 +143,7 @@ def open_codes_plane(
 
     `open_reads` is for tests: of rows, and of paged codes.
     """
-    if library() is None:
-        _log.warning(
-            "codes are scanned by NumPy",
-            kernel=kernel_in_use(),
-            means="fewer questions a second are searched",
-            remedy="remove the reason, and then install carpool again",
-        )
+    _say_if_slow()
     waker, readers = Waker(), list[Reader[Any]]()
     threads = settings.scoring_threads or len(os.sched_getaffinity(0))
 
@@ -183,6 +177,16 @@ def open_codes_plane(
         sources.insert(0, ShardScans(shard, waker, clock))
     executor = CodesExecutor(sources=sources, rows=rows, waker=waker, metrics=metrics, clock=clock)
     return CodesPlane(executor=executor, shard=shard, readers=tuple(readers), waker=waker)
+
+
+def _say_if_slow() -> None:
+    if library() is None:
+        _log.warning(
+            "codes are scanned by NumPy",
+            kernel=kernel_in_use(),
+            means="fewer questions a second are searched",
+            remedy="remove the reason, and then install carpool again",
+        )
 
 
 def _paged(

@@ -59,7 +59,7 @@ def horizon_of(entries: int) -> tuple[HorizonEntry, ...]:
 def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> None:
     """Eq. 5: (G, its queries, C(G), first query of the next group, its clusters)."""
     a, b, c = grouped("a", (7, 2)), grouped("b", (9, 1)), grouped("c", (2, 11))
-    of_window = partial(a_group, groups_in_window_for_lane=2, **dataclasses.asdict(HEADER))
+    of_window = partial(a_group, **dataclasses.asdict(HEADER))
     following = NextGroup(query_id="b", clusters=(ClusterId(9), ClusterId(1)))
     assert planned([(0, 2), (1,)], [a, b, c]) == (
         PlannedGroup(group=of_window(a, c, sequence=10, next=following), members=(0, 2)),
@@ -144,7 +144,6 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
         assert set(group.clusters) == {
             cluster for query in group.queries for cluster in query.clusters
         }
-        assert group.groups_in_window_for_lane == len(records)
         assert any(set(record.members) <= set(members) for members in groups), (
             "a record is of one group"
         )
@@ -194,8 +193,6 @@ def test_lanes_share_out_the_records_of_a_window(
             firsts[lane] + number for number in range(len(groups_of_lane))
         ]
         for number, group in enumerate(groups_of_lane):
-            assert group.lane_count == lanes
-            assert group.groups_in_window_for_lane == len(groups_of_lane)
             assert group.horizon == (horizon if not number else ())
             following = groups_of_lane[number + 1 : number + 2]
             expected = following[0].queries[0].query.query_id if following else None

@@ -35,8 +35,8 @@ def test_a_query_comes_out_as_a_group_with_all_that_the_searcher_needs(tmp_path:
         assert group.index_version == "v-1"
         assert group.centroids_fingerprint == manifest.centroids_fingerprint
         assert group.embedding_model == EMBEDDER.fingerprint
-        assert (group.lane, group.lane_count, group.sequence) == (0, 1, 0)
-        assert (group.groups_in_window_for_lane, group.window_id, group.next) == (1, 0, None)
+        assert (group.lane, group.sequence) == (0, 0)
+        assert (group.window_id, group.next) == (0, None)
         (query,) = group.queries
         vector = EMBEDDER.encode(["who was curie"])
         assert query.query == unit.record

@@ -219,9 +219,7 @@ def group_of(
         "grouper": "g",
         "window_id": 1,
         "lane": 0,
-        "lane_count": 1,
         "sequence": sequence,
-        "groups_in_window_for_lane": 1,
         "queries": queries,
         "clusters": tuple(sorted({c for q in queries for c in q.clusters})),
         "next": None
