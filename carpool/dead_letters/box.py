@@ -8,7 +8,7 @@ transaction, under an id that only one process can have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from schemas.topics import DEAD_LETTER_MARKS, DEAD_LETTER_SUFFIX, TOPICS
 BATCH_LETTERS_MAX = 500
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 """Limit of one transaction, so that its letters fit in memory."""
+TRIES = 5
 ONE_RECORD_S = 3.0
 READER_NAME = "dlq"
 
@@ -162,14 +163,27 @@ def _batches(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
 
 
 def _commit(producer: TransactionalProducerClient, outputs: list[Output]) -> None:
-    """Writes all of these or none."""
-    try:
-        producer.begin()
-        for output in outputs:
-            producer.produce(output)
-        producer.commit()
-    except AbortedError as error:
-        producer.abort()
-        raise RetryableError(
-            f"the brokers did not accept letters: {error}; call this again for those that are left"
-        ) from error
+    """Writes all of these or none. Raises `RetryableError` after a few tries."""
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            _insist(producer.begin)
+            for output in outputs:
+                producer.produce(output)
+            _insist(producer.commit)
+            return
+        except AbortedError as error:
+            _insist(producer.abort)
+            if not left:
+                raise RetryableError(
+                    f"the brokers did not accept it, {TRIES} times: {error}"
+                ) from error
+
+
+def _insist(call: Callable[[], None]) -> None:
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            call()
+            return
+        except RetryableError:
+            if not left:
+                raise
