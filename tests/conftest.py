@@ -55,11 +55,8 @@ def _lacks_vllm() -> str | None:
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed (make setup-vllm)"
     model = Path(os.environ.get("CARPOOL_TEST_MODEL") or DEFAULT_LLM_MODEL)
-    return (
-        None
-        if (model / "config.json").is_file()
-        else f"{model} is not a model folder (make setup-vllm)"
-    )
+    is_there = (model / "config.json").is_file()
+    return None if is_there else f"{model} is not a model folder (make setup-vllm)"
 
 
 def _lacks_compose() -> str | None:
@@ -188,9 +185,7 @@ def _mix(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(
-        config, "workerinput"
-    ):  # one of several workers: xdist gives them files in this order
+    if hasattr(config, "workerinput"):  # one of several workers, which get files in this order
         _mix(items)
     for item in items:
         # Keywords would not do: they hold the names of folders too, and one is called kafka.

@@ -75,7 +75,8 @@ def installed(tree: Path, *command: str) -> str:
 def test_a_wheel_has_the_kernel_that_was_compiled_or_the_reason_why_none(
     tree: Path, environ: dict[str, str], version: str
 ) -> None:
-    for name, runs in (("ccache", '"$@"'), ("c++", f'{shutil.which("c++")} "$@" -O0')):  # quick
+    quick = {name: f'{shutil.which(name)} "$@" -O0' for name in ("c++", "gcc")}
+    for name, runs in ({"ccache": '"$@"'} | quick).items():
         (tree.parent / name).write_text(f"#!/bin/sh\nexec {runs}\n")
         (tree.parent / name).chmod(0o755)
     path = {"PATH": f"{tree.parent}{os.pathsep}{HERE['PATH']}"}

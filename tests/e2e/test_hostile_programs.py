@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,6 @@ def test_hostile_programs_end_alone_among_good_ones(
         answer = answers[id]
         if id.startswith("bad"):
             assert answer["status"] == "failed" and answer["error"]["type"] == "workflow_failed"
-            said = answer["error"]["message"]
-            assert hostile.SAID[str(workflow)] in said or "gave no answer for" in said
+            assert re.search(hostile.SAID[str(workflow)], answer["error"]["message"])
         else:
             assert answer["status"] == "ok", answer

@@ -94,15 +94,17 @@ def long_winded(question):
     yield [Generate(prompt="{words}", words=["x" * 60_000] * 20) for _ in range(8)]
 
 
+LATE = "step 1: the program (computed for 0.25 s without an answer|gave no answer for 2.5 s)"
+"""The second, where the machine is busy."""
 SAID = {
     "exits": "step 2: the program raised SystemExit",
     "interrupts": "step 1: the program raised KeyboardInterrupt",
-    "unspeakable": "step 1: the program raised Unspeakable: (it cannot be shown)",
+    "unspeakable": "step 1: the program raised Unspeakable: .it cannot be shown.",
     "strange_text": "step 1: the program raised SystemExit",
-    "backtracks": "step 1: the program computed for 0.25 s without an answer",
-    "counts": "step 1: the program computed for 0.25 s without an answer",
+    "backtracks": LATE,
+    "counts": LATE,
     "large": "step 1: the program raised MemoryError",
-    "stubborn": "step 1: the program computed for 0.25 s without an answer",
+    "stubborn": LATE,
     "long_winded": "step 1: what it asks for cannot be sent",
 }
-"""What the answer of each bad program says."""
+"""A pattern of what the answer of each bad program says."""
