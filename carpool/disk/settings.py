@@ -15,9 +15,12 @@ class IndexSettings(Settings, frozen=True, kw_only=True):
     dir: Annotated[
         str,
         msgspec.Meta(
-            pattern=r"\S",
             description="Folder of the index, as `carpool index build --out` wrote it. Grouper and "
             "searcher must name the same "
-            "one: with another, groups are refused because their cluster ids mean nothing.",
+            "one: with another, groups are refused because their cluster ids mean nothing."
         ),
     ] = ".carpool/index"
+
+    def check(self) -> list[str]:
+        """Returns what is wrong: an empty folder name."""
+        return [] if self.dir.strip() else ["dir is empty: name the folder of the index"]

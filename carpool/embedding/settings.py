@@ -19,10 +19,9 @@ class EmbeddingSettings(Settings, frozen=True, kw_only=True):
     model: Annotated[
         str,
         msgspec.Meta(
-            pattern=r"\S",
             description="The embedding model: a folder, a sentence-transformers name, or "
             "`hashing:DIMENSION` (a bag of hashed words, for tests: finds words, not meanings). "
-            "Another model than the index's is refused at start.",
+            "Another model than the index's is refused at start."
         ),
     ] = DEFAULT_MODEL
     threads: Annotated[
@@ -36,7 +35,9 @@ class EmbeddingSettings(Settings, frozen=True, kw_only=True):
     ] = 0
 
     def check(self) -> list[str]:
-        """Returns what is wrong: a hashing model of a dimension that cannot be."""
+        """Returns what is wrong: no model, or a hashing model of a dimension that cannot be."""
+        if not self.model.strip():
+            return ["model is empty: name a folder or a model"]
         if self.model.startswith("hashing:"):
             match = HASHING_PATTERN.fullmatch(self.model)
             if match is None or not 1 <= int(match[1]) <= 65536:

@@ -1,4 +1,4 @@
-"""A process that dies of a record: the record ends after four deaths, the others are answered."""
+"""A process that dies of a record: the record ends after five deaths, the others are answered."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from carpool.guard import GuardedProcess
 from carpool.kafka.admin import create_topics
 from carpool.kafka.commit_metadata import head_of, with_head
+from carpool.kafka.fencing import FATAL_DEATHS
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from schemas.topics import GROUPS, QUERIES, RETRIEVALS
@@ -76,7 +77,7 @@ def test_a_record_that_kills_the_process_ends_and_the_others_are_answered(
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
-    assert ends == [9] * 4
+    assert ends == [9] * FATAL_DEATHS
     found = [each.value.decode() for each in read_to_end(broker, GROUPS.name)]
     assert sorted(found) == texts
     (answer,) = read_to_end(broker, RETRIEVALS.name)
