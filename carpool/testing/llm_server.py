@@ -45,8 +45,10 @@ HOST = "127.0.0.1"
 BODY_BYTES_MAX = 16 * 1024 * 1024
 MODEL_TOKENS_MAX = 32_768
 NO_TEMPLATE = "The tokenizer has no chat template, so a template is needed to render a chat."
-STOP_S = 0.01
-"""How long requests in progress may go on when the server stops."""
+STOP_S = 0.001
+"""How long requests in progress may go on when the server stops; 0 would be for ever."""
+ACCEPT_TURNS = 4
+"""Turns of the event loop until a connection that is being accepted can be closed."""
 
 
 class LlmServer:
@@ -138,7 +140,8 @@ class LlmServer:
                 if announce:
                     print(f"{self.model} listens on {self.url}", flush=True)  # noqa: T201
                 await stopping.wait()
-                await asyncio.sleep(STOP_S)  # what is being accepted can be closed then
+                for _ in range(ACCEPT_TURNS):
+                    await asyncio.sleep(0)
             finally:
                 await runner.cleanup()
 
