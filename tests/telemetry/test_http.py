@@ -108,16 +108,24 @@ def test_head_is_answered_as_get_without_the_body() -> None:
         server.close()
 
 
-def test_slow_clients_shut_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def threads_of_connections() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_slow_clients_have_few_threads_and_shut_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(http, "CONNECTIONS_MAX", 4)
     monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 600.0)
     server = serve(list)
+    before = threads_of_connections()
     slow = []
     try:
         for _ in range(40):
             slow.append(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S))
             slow[-1].sendall(b"GET /healthz HT")
         assert get(server.port, "/healthz") == (200, '{"alive":true}')
+        assert threads_of_connections() - before <= 4
         assert slow[0].recv(10) == b"", "the oldest was closed"
     finally:
         for connection in slow:
