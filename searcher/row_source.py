@@ -1,7 +1,7 @@
 """The interface of sources of rows: they scan clusters, and propose rows that are then scored.
 
-A query is scanned by the first source that has a cluster. The vectors, clusters and passages of the
-rows that it proposes come from the index: see `RowReader`, `PassageReader`.
+A cluster is scanned by the first source that has it. The executor gets vectors and clusters of the
+proposed rows from a `RowReader`; who makes the record gets their passages from a `PassageReader`.
 """
 
 from __future__ import annotations

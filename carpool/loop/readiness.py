@@ -19,10 +19,10 @@ def why_not_ready(
 ) -> tuple[str, ...]:
     """Returns why a service is not ready, in words; nothing: it is.
 
-    `failure` ends the process. `refusals` are of the brokers, and are tried again. A member that is
-    `sick` leaves its group (`MemberHealth`). The stage is `missing` something. The partitions in
-    `unreadable` cannot be read. None of the topics in `unassigned` has a partition that is assigned
-    to this member. Work is `stalled` where none ends.
+    `failure` is why the process ends. `refusals` say what the brokers refuse; it is tried again.
+    `sick` is why this member leaves its group (`MemberHealth`). `missing` is what the stage lacks.
+    `unreadable` names partitions that cannot be read. No partition of the topics in `unassigned` is
+    assigned to this member. `stalled` says that records wait and none is read.
     """
     reasons = [None if failure is None else str(failure), *refusals, sick, *missing, *unreadable]
     if unassigned:

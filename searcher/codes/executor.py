@@ -76,14 +76,14 @@ class CodesExecutor(SearchLoop):
                 is_ready = self._may_scan() and any(source.is_ready for source in self._sources)
                 if not (is_ready or self._is_stopped):
                     waits = [source.times_out_at_us for source in self._sources]
-                    self._wait(self._rows.reader.times_out_at_us, *waits)
+                    self._wait(self._rows.times_out_at_us, *waits)
         finally:
             for source in self._sources:
                 source.close()
 
     def check_integrity(self) -> None:
         """Checks queries and rows against each other; see `Executor`."""
-        self._rows.reader.check_integrity()
+        self._rows.check_integrity()
         for source in self._sources:
             source.check_integrity()
         assert self._deadlines.keys() <= self._queries.keys()

@@ -53,7 +53,7 @@ class RowReader:
         reader: Reader[Pairs],
     ) -> None:
         """`segment_first_pages`: as `plan_reads` wants them; `cluster_first_rows`: (nlist,)."""
-        self.reader = reader
+        self._reader = reader
         self._layout = layout
         self._first_pages = segment_first_pages
         self._first_rows = cluster_first_rows
@@ -70,6 +70,15 @@ class RowReader:
         """The number of clusters."""
         return len(self._first_rows)
 
+    @property
+    def times_out_at_us(self) -> int | None:
+        """When a read is given up; None while there is none."""
+        return self._reader.times_out_at_us
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where buffers were lost."""
+        self._reader.check_integrity()
+
     def clusters_of(self, rows: Int64) -> Int64:
         """Returns the cluster of each of `rows`: (n,) int64 -> (n,) int64."""
         return np.searchsorted(self._first_rows, rows, side="right") - 1
@@ -83,10 +92,10 @@ class RowReader:
 
         `are_wanted` says of which owners rows are still wanted: (n,) int64 -> (n,) bool.
         """
-        read = [self._read_of(batch) for batch in self.reader.ended()]
-        while self._wanted and self.reader.memory.free_bytes:
+        read = [self._read_of(batch) for batch in self._reader.ended()]
+        while self._wanted and self._reader.memory.free_bytes:
             self._submit(*self._take(are_wanted))
-        if self._wanted and (error := self.reader.no_memory) is not None:
+        if self._wanted and (error := self._reader.no_memory) is not None:
             read += self._fail_wanted(error)
         return read
 
@@ -95,7 +104,7 @@ class RowReader:
         counts = defaultdict[int, int](int)
         for owners in (
             *(owners for owners, _ in self._wanted),
-            *(batch.owner.owners for batch in self.reader.in_kernel),
+            *(batch.owner.owners for batch in self._reader.in_kernel),
         ):
             for owner in owners.tolist():
                 counts[owner] += 1
@@ -120,7 +129,7 @@ class RowReader:
         if count < len(rows):
             self._wanted.appendleft((owners[count:], rows[count:]))
         pairs = Pairs(owners[:count], rows[:count], planned.starts)
-        self.reader.submit(pairs, planned.files, planned.offsets_bytes, planned.sizes_bytes)
+        self._reader.submit(pairs, planned.files, planned.offsets_bytes, planned.sizes_bytes)
 
     def _fail_wanted(self, error: ReadError) -> list[RowsRead]:
         """The rows that wait cannot be read."""

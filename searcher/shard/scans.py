@@ -45,7 +45,7 @@ class _Ended:
 class ShardScans:
     """Implements `RowSource`: collects scans while a batch is scanned. The shard is the caller's.
 
-    A shard that fails lacks the clusters that it took.
+    When the shard has failed, `advance` returns the clusters that it took as `lacking`.
     """
 
     def __init__(self, shard: HotShard, waker: Waker, clock: Clock) -> None:
@@ -94,9 +94,9 @@ class ShardScans:
         """Does nothing: pins end with a scan; see `RowSource`."""
 
     def advance(self, mask: RowMask | None, *, may_scan: bool) -> Sequence[Scanned]:
-        """Begins the next batch; see `RowSource`. The shard has its own memory: `may_scan` or not.
+        """Begins the next batch; see `RowSource`. It does so without `may_scan`, too.
 
-        A part of a change of the shard may begin, too.
+        A part of a change of the shard may begin with it.
         """
         found = self._take_ended()
         due_us = self.times_out_at_us

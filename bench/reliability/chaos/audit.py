@@ -48,7 +48,7 @@ READ = (*(name for names in INPUTS.values() for name in names), topics.ANSWERS.n
 INTERACTIVE = {batch.name: name for name, batch in topics.BATCH.items()}
 EXAMPLES_MAX = 20
 ANSWER_CHARS_MAX = 3_000
-"""Of an answer with its steps that a violation shows."""
+"""So much of an answer is shown with a violation."""
 NOT_FINISHED = "not finished"
 OTHER_HEADERS = "headers of another question"
 CARRIED = ("correlation_id", "reply_to", KEY_HEADER)
