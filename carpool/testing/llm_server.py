@@ -87,6 +87,7 @@ class LlmServer:
         self._token_s = 1 / tokens_per_second if tokens_per_second else 0.0
         self._listens = Future[None]()
         self._stop: Callable[[], object] = bool
+        self._answering = set[asyncio.Task[Any]]()
 
     @property
     def url(self) -> str:
@@ -140,6 +141,8 @@ class LlmServer:
                 if announce:
                     print(f"{self.model} listens on {self.url}", flush=True)  # noqa: T201
                 await stopping.wait()
+                for task in self._answering:
+                    task.cancel()
                 for _ in range(ACCEPT_TURNS):
                     await asyncio.sleep(0)
             finally:
@@ -243,6 +246,9 @@ class LlmServer:
             raise RefusedRequest(
                 int(fault.mode), f"{NAME} is set to refuse", retry_after_s=fault.retry_after_s
             )
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
         counts.in_flight += 1
         counts.in_flight_max = max(counts.in_flight_max, counts.in_flight)
         try:
@@ -251,6 +257,7 @@ class LlmServer:
             counts.disconnected += fault.mode != "reset"
             raise
         finally:
+            self._answering.discard(task)
             counts.in_flight -= 1
         if fault.mode == "none" or (fault.mode == "odd" and chat.stream):
             # Counted before the client can see the end.

@@ -46,7 +46,7 @@ def test_a_server_that_dies_loses_no_answer_and_takes_work_again_when_it_is_back
             run.wait(lambda: all(open_servers(run, servers)))
             units = [unit(f"question {index}") for index in range(40)]
             run.offer(*units)
-            run.wait(lambda: first.requests.completed >= 4 and first.requests.in_flight > 0)
+            run.wait(lambda: first.requests.completed >= 8 and first.requests.in_flight > 0)
             first.__exit__()
             run.wait(lambda: open_servers(run, servers) == [False, True])
             assert run.stage.not_ready() == (), "the other one takes prompts"
