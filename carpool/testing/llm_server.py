@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from aiohttp import web
@@ -47,8 +47,6 @@ MODEL_TOKENS_MAX = 32_768
 NO_TEMPLATE = "The tokenizer has no chat template, so a template is needed to render a chat."
 STOP_S = 0.001
 """How long requests in progress may go on when the server stops; 0 would be for ever."""
-ACCEPT_TURNS = 4
-"""Turns of the event loop until a connection that is being accepted can be closed."""
 
 
 class LlmServer:
@@ -143,8 +141,7 @@ class LlmServer:
                 await stopping.wait()
                 for task in self._answering:
                     task.cancel()
-                for _ in range(ACCEPT_TURNS):
-                    await asyncio.sleep(0)
+                await asyncio.sleep(STOP_S)  # what is being accepted can be closed then
             finally:
                 await runner.cleanup()
 
@@ -238,17 +235,14 @@ class LlmServer:
         fault = self._next_fault(said)
         counts.faulted += refusal is not None or fault.mode.isdigit()
         if refusal == "html":
-            text = f"<html>{NAME} is set to refuse</html>"
-            return web.Response(text=text, content_type="text/html")
+            return web.Response(text=f"<html>{NAME} refuses</html>", content_type="text/html")
         if refusal is not None:
             raise RefusedRequest(int(refusal), f"{NAME} refuses this prompt")
         if fault.mode.isdigit():
             raise RefusedRequest(
                 int(fault.mode), f"{NAME} is set to refuse", retry_after_s=fault.retry_after_s
             )
-        task = asyncio.current_task()
-        assert task is not None
-        self._answering.add(task)
+        self._answering.add(task := cast("asyncio.Task[Any]", asyncio.current_task()))
         counts.in_flight += 1
         counts.in_flight_max = max(counts.in_flight_max, counts.in_flight)
         try:
