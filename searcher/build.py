@@ -18,7 +18,7 @@ from searcher.executor import Executor
 from searcher.executor_by_mode import ExecutorByMode
 from searcher.open_exact import EXACT_WITH_CODES, ExactPlane, exact_bytes_min, open_exact_plane
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES, open_passages
-from searcher.passages.passage_reader import PassageReader
+from searcher.row_source import RowPassages
 from searcher.settings import SearcherSettings
 from searcher.store.reader import OpenReads
 
@@ -56,7 +56,7 @@ class OpenSearcher:
 
     manifest: Manifest
     plane: SearchPlane
-    passages: PassageReader
+    passages: RowPassages
 
     @property
     def executor(self) -> Executor:

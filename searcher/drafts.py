@@ -9,8 +9,8 @@ from carpool.disk.documents import Document
 from carpool.kafka.records import Output
 from schemas.group import Group
 from searcher.executor import SearchDraft, hits_of
-from searcher.passages.passage_reader import PassageReader
 from searcher.results import draft_output
+from searcher.row_source import RowPassages
 from searcher.scoring.top_k import TopK
 
 DRAFT_HITS_MAX = 8
@@ -43,7 +43,7 @@ class DraftRecords:
         group: Group,
         part: int,
         found: SearchDraft,
-        reader: PassageReader,
+        reader: RowPassages,
         now_us: int,
     ) -> Output | None:
         """Returns the next draft of a search; None where it has nothing to show. Blocks."""

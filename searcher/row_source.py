@@ -1,17 +1,19 @@
-"""The interface of sources of rows: they scan clusters, and propose rows that are then scored.
+"""The interfaces of rows: sources propose them, and what they hold is read from where they are.
 
-A cluster is scanned by the first source that has it. The executor gets vectors and clusters of the
-proposed rows from a `RowReader`; who makes the record gets their passages from a `PassageReader`.
+A cluster is scanned by the first source that has it. The proposed rows are scored by their vectors,
+and the best are shown with their passages. A hot shard is a source of rows that are of the index,
+so whoever scans and whoever holds rows are different interfaces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from carpool.arrays import Float32, Int64
+from carpool.arrays import Bool, Float32, Int64
 from carpool.codes.row_mask import RowMask
+from carpool.disk.documents import Document
 from carpool.errors import ReadError
 from schemas.record import ClusterId
 from schemas.retrieval import Tier
@@ -103,4 +105,84 @@ class RowSource(Protocol):
 
     def close(self) -> None:
         """Ends its threads. Blocks for up to half a second."""
+        ...
+
+
+class RowsRead(NamedTuple):
+    """Vectors of rows, by query.
+
+    `owners`, `rows`: (n,) int64; `vectors`: (n, dim) float32. `failed`: a query, its row that could
+    not be read, and why. `bytes_read`: by query; what several queries want counts for one.
+    """
+
+    owners: Int64
+    rows: Int64
+    vectors: Float32
+    failed: Sequence[tuple[int, int, ReadError]]
+    bytes_read: Mapping[int, int]
+
+
+class RowVectors(Protocol):
+    """The vectors and clusters of rows, for the thread that searches."""
+
+    @property
+    def nlist(self) -> int:
+        """The number of clusters."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """The number of additions that wait for memory."""
+        ...
+
+    @property
+    def times_out_at_us(self) -> int | None:
+        """When a read is given up; None while there is none."""
+        ...
+
+    def clusters_of(self, rows: Int64) -> Int64:
+        """Returns the cluster of each of `rows`: (n,) int64 -> (n,) int64."""
+        ...
+
+    def add(self, owners: Int64, rows: Int64) -> None:
+        """Wants `rows` for the queries `owners`, (n,) int64 each, n >= 1."""
+        ...
+
+    def advance(self, are_wanted: Callable[[Int64], Bool]) -> Sequence[RowsRead]:
+        """Starts reads, and returns what was read since the last call. Does not block.
+
+        `are_wanted` says of which owners rows are still wanted: (n,) int64 -> (n,) bool.
+        """
+        ...
+
+    def pending(self) -> Mapping[int, int]:
+        """Returns how many rows are not read yet, by owner; for tests."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where the state is wrong."""
+        ...
+
+
+class RowPassages(Protocol):
+    """The passages of rows, for one thread at a time."""
+
+    def read(
+        self, results: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, list[Document] | ReadError]]:
+        """Yields the passages of each result, with its position: one for each row, in their order.
+
+        `results`: the rows of each. The first error of a result is yielded instead. Results may
+        come in another order. Raises `IndexError` for a row that does not exist. Blocks while it
+        reads: at most a time limit longer where the disk hangs, and as many as there are buffers
+        where only some reads do.
+        """
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where buffers were lost; not during `read`."""
+        ...
+
+    def close(self) -> None:
+        """Ends the reads. Blocks for up to half a second."""
         ...

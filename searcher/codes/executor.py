@@ -23,8 +23,7 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.codes.query import CodesQuery, Probes
 from searcher.executor import Finish, Search, SearchGroup, SearchResult
-from searcher.row_source import RowSource, Scan, Scanned
-from searcher.rows.row_reader import RowReader, RowsRead
+from searcher.row_source import RowSource, RowsRead, RowVectors, Scan, Scanned
 from searcher.scoring.top_k import TopK
 from searcher.search_loop import DropSearches, SearchLoop, StopSearching
 from searcher.store.waker import Waker
@@ -40,7 +39,7 @@ class CodesExecutor(SearchLoop):
         self,
         *,
         sources: Sequence[RowSource],
-        rows: RowReader,
+        rows: RowVectors,
         waker: Waker,
         metrics: Metrics,
         clock: Clock,

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class PassageReader:
-    """Reads passages for one thread at a time. It owns what it is given."""
+    """Implements `RowPassages` by reads. It owns what it is given."""
 
     def __init__(self, table: DocumentTable, ranges: RangeReader) -> None:
         """`ranges` reads `documents.idx` and `documents.dat`."""
@@ -35,13 +35,7 @@ class PassageReader:
     def read(
         self, results: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, list[Document] | ReadError]]:
-        """Yields the passages of each result, with its position: one for each row, in their order.
-
-        `results`: the rows of each. The first error of a result is yielded instead. Results may
-        come in another order. Raises `IndexError` for a row that does not exist. Blocks while it
-        reads: at most a time limit longer where the disk hangs, and as many as there are buffers
-        where only some reads do.
-        """
+        """See `RowPassages`."""
         self._ranges.ask_again()
         wanted = [self._table.numbers(rows) for rows in results]
         entries, errors = self._entries(sorted({number for one in wanted for number in one}))
@@ -60,11 +54,11 @@ class PassageReader:
                     yield position, [documents[number] for number in wanted[position]]
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where buffers were lost; not during `read`."""
+        """See `RowPassages`."""
         self._ranges.reader.check_integrity()
 
     def close(self) -> None:
-        """Ends the reads, and closes the files. Blocks up to half a second."""
+        """Closes the files, too; see `RowPassages`."""
         close_all([self._ranges.reader], self._ranges.reader.waker)
 
     def _entries(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,22 +13,9 @@ from carpool.disk.checked_file import PAGE_BYTES
 from carpool.disk.pages import PageLayout
 from carpool.errors import ReadError
 from searcher.plan.row_pages import plan_reads
+from searcher.row_source import RowsRead
 from searcher.store.page_reads import PageBatch
 from searcher.store.reader import Reader
-
-
-class RowsRead(NamedTuple):
-    """Rows of a buffer that were read, by query.
-
-    `owners`, `rows`: (n,) int64; `vectors`: (n, dim) float32. `failed`: a query, its row that could
-    not be read, and why. `bytes_read`: by query; what several queries want counts for one.
-    """
-
-    owners: Int64
-    rows: Int64
-    vectors: Float32
-    failed: Sequence[tuple[int, int, ReadError]]
-    bytes_read: Mapping[int, int]
 
 
 class Pairs(NamedTuple):
@@ -43,7 +30,7 @@ class Pairs(NamedTuple):
 
 
 class RowReader:
-    """Reads rows for one thread. The caller closes `reader`, that of the segments."""
+    """Implements `RowVectors` by reads. The caller closes `reader`, that of the segments."""
 
     def __init__(
         self,
@@ -62,17 +49,17 @@ class RowReader:
 
     @property
     def waiting(self) -> int:
-        """The number of additions that wait for memory."""
+        """See `RowVectors`."""
         return len(self._wanted)
 
     @property
     def nlist(self) -> int:
-        """The number of clusters."""
+        """See `RowVectors`."""
         return len(self._first_rows)
 
     @property
     def times_out_at_us(self) -> int | None:
-        """When a read is given up; None while there is none."""
+        """See `RowVectors`."""
         return self._reader.times_out_at_us
 
     def check_integrity(self) -> None:
@@ -80,18 +67,15 @@ class RowReader:
         self._reader.check_integrity()
 
     def clusters_of(self, rows: Int64) -> Int64:
-        """Returns the cluster of each of `rows`: (n,) int64 -> (n,) int64."""
+        """See `RowVectors`."""
         return np.searchsorted(self._first_rows, rows, side="right") - 1
 
     def add(self, owners: Int64, rows: Int64) -> None:
-        """Wants `rows` for the queries `owners`, (n,) int64 each, n >= 1."""
+        """See `RowVectors`."""
         self._wanted.append((owners, rows))
 
     def advance(self, are_wanted: Callable[[Int64], Bool]) -> list[RowsRead]:
-        """Starts reads, and returns what was read since the last call. Does not block.
-
-        `are_wanted` says of which owners rows are still wanted: (n,) int64 -> (n,) bool.
-        """
+        """See `RowVectors`."""
         read = [self._read_of(batch) for batch in self._reader.ended()]
         while self._wanted and self._reader.memory.free_bytes:
             self._submit(*self._take(are_wanted))
@@ -100,7 +84,7 @@ class RowReader:
         return read
 
     def pending(self) -> dict[int, int]:
-        """Returns how many rows are not read yet, by owner; for tests."""
+        """See `RowVectors`."""
         counts = defaultdict[int, int](int)
         for owners in (
             *(owners for owners, _ in self._wanted),
