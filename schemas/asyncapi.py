@@ -11,6 +11,7 @@ from schemas.codec import PASSED_ON
 from schemas.headers import HEADERS, IGNORED_NAMES, KEY_HEADER, REPLAYED_FROM_HEADER, RETRY_HEADERS
 from schemas.topics import (
     ANSWERS,
+    BATCHES,
     CANCELS,
     DEAD_LETTER_SUFFIX,
     PARTIAL_ANSWERS,
@@ -21,7 +22,6 @@ from schemas.topics import (
     RETRIEVALS_BATCH,
     RETRY_TOPICS,
     TOPICS,
-    UNTIL_PROCESSED,
     Topic,
 )
 
@@ -92,9 +92,9 @@ def _channel_of(topic: Topic) -> dict[str, str]:
 
 def _channel(topic: Topic) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "cleanup.policy": ["delete"] if topic.compaction_lag_ms is None else ["compact", "delete"],
+        "cleanup.policy": list(topic.cleanup),
         "max.message.bytes": topic.max_message_bytes,
-        "retention.ms": -1 if topic.retention_ms == UNTIL_PROCESSED else topic.retention_ms,
+        "retention.ms": max(-1, topic.retention_ms),
     }
     tag = "application" if topic in OF_APPLICATIONS else "internal"
     return {
@@ -155,6 +155,8 @@ def _key(topic: Topic) -> dict[str, Any]:
             "the query_id; of an answer that must not supersede an `ok` one of this id: "
             "query_id@topic/partition/offset"
         )
+    elif topic == BATCHES:
+        meaning = "the batch_id"
     elif topic.partition_by == "query_id":
         meaning = "the query_id"
     else:

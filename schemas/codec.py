@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from schemas.answer import Answer, PartialAnswer
+from schemas.batch import Batch
 from schemas.cancel import Cancel
 from schemas.deadletter import DeadLetterMark
 from schemas.errors import RecordError, refusal_of
@@ -50,10 +51,8 @@ PUBLISHED_BYTES_MAX = PASSED_ON_BYTES_MAX - 128
 """Most bytes of them in a published query: services add `traceparent` and the attempt."""
 SERVICE_QUERY_BYTES_MAX = QUERY_BYTES_MAX + 2 * JOURNAL_BYTES_MAX
 """Most bytes of a query that a service publishes: it may have a journal, which has its root."""
-KEY_BYTES_MAX = 1_024
-"""A longer key of a query is not in its answer."""
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Some programs write it before UTF-8. It is no part of a query."""
+KEY_BYTES_MAX = 1_024  # a longer key of a query is not in its answer
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # before UTF-8, by some programs; no part of a query
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 """A number in a header, with at most as many digits as 64 bits allow."""
 
@@ -64,6 +63,7 @@ _NAMES: dict[type[Record], tuple[str, str]] = {
     Answer: ("answer.completed", "answer"),
     PartialAnswer: ("answer.extended", "partial-answer"),
     Cancel: ("query.cancelled", "cancel"),
+    Batch: ("batch.changed", "batch"),
     DeadLetterMark: ("letter.marked", "dead-letter-mark"),
 }
 EVENT_TYPES = {kind: f"rag.{event}" for kind, (event, _) in _NAMES.items()}

@@ -13,6 +13,7 @@ import msgspec
 
 from schemas.answer import Answer, PartialAnswer
 from schemas.asyncapi import asyncapi
+from schemas.batch import Batch
 from schemas.cancel import Cancel
 from schemas.codec import EVENT_TYPES, SCHEMAS
 from schemas.deadletter import DeadLetterMark
@@ -22,6 +23,7 @@ from schemas.record import Record
 from schemas.retrieval import Retrieval
 from schemas.topics import (
     ANSWERS,
+    BATCHES,
     CANCELS,
     DEAD_LETTER_MARKS,
     GROUPS,
@@ -39,6 +41,7 @@ RECORDS: dict[str, type[Record]] = {
     ANSWERS.name: Answer,
     PARTIAL_ANSWERS.name: PartialAnswer,
     CANCELS.name: Cancel,
+    BATCHES.name: Batch,
     DEAD_LETTER_MARKS.name: DeadLetterMark,
 }
 

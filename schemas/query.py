@@ -23,8 +23,8 @@ _EPOCH_SECONDS = range(10**9, 10**10)
 SearchMode = Literal["default", "exact"]
 """What is promised of a search, among the rows of the clusters that the query probes.
 
-default: of 1,000 ids at least 998 are those of an exact search. margin: at most one id in 10,000 is
-missed. exact: none is. Scores are exact in all three.
+default: of 1,000 ids at least 998 are those of an exact search. exact: all are. Scores are exact in
+both.
 """
 
 

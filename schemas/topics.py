@@ -12,6 +12,8 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 UNTIL_PROCESSED = -1
 """The retention of a topic between two services: a long outage of the later one loses nothing."""
+FOR_EVER = -2
+"""The retention of a topic without another copy of what it has."""
 DEAD_LETTER_EXTRA_BYTES = 64 * KIB
 DEAD_LETTER_SUFFIX = ".dlq"
 
@@ -25,7 +27,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
     Records are deleted after `retention_ms`. Those of a topic that is kept `UNTIL_PROCESSED` do not
     expire: the service that reads them deletes them when they are processed, except the last ones.
-    After `compaction_lag_ms` only the newest record of each key is kept; None: no compaction.
+    `FOR_EVER`: the newest record of each key is never deleted. After `compaction_lag_ms`
+    only this one is kept; None: no compaction.
     """
 
     name: str
@@ -35,6 +38,12 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     compaction_lag_ms: int | None = None
     best_effort: bool = False
     purpose: str
+
+    @property
+    def cleanup(self) -> tuple[str, ...]:
+        """What brokers do with old records (`cleanup.policy`)."""
+        compacts = () if self.compaction_lag_ms is None else ("compact",)
+        return compacts if self.retention_ms == FOR_EVER else (*compacts, "delete")
 
 
 QUERIES = Topic(
@@ -87,6 +96,12 @@ CANCELS = Topic(
     max_message_bytes=64 * KIB,
     best_effort=True,
     purpose="questions that applications withdraw, best effort",
+)
+BATCHES = Topic(
+    name="rag.batches.v1",
+    retention_ms=FOR_EVER,
+    compaction_lag_ms=HOUR_MS,
+    purpose="what is known of each batch: its file, its state, and who works on it",
 )
 
 
@@ -178,6 +193,7 @@ TOPICS: tuple[Topic, ...] = (
     ANSWERS,
     PARTIAL_ANSWERS,
     CANCELS,
+    BATCHES,
     QUERIES_DEAD,
     QUERIES_BATCH_DEAD,
     DEAD_LETTER_MARKS,

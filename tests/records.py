@@ -9,6 +9,7 @@ from carpool.endings import AskedQuery
 from carpool.kafka.records import Message
 from carpool.loop.stage import Done, Unit
 from schemas.answer import Answer
+from schemas.batch import Batch, BatchFile, BatchOptions, Round
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
 from schemas.record import ClusterId, Headers, Record, Source
@@ -98,6 +99,22 @@ def an_answer(query_id: str = "q", status: str = "ok", **fields: Any) -> Answer:
         "retrieved": (),
     }
     return Answer(**given | fields)
+
+
+def a_batch(batch_id: str = "b", **fields: Any) -> Batch:
+    """A batch of two lines, one of which was answered, and which was asked again once."""
+    given: dict[str, Any] = {
+        "file": BatchFile(name="q.jsonl", sha256="s", size_bytes=9, lines=2),
+        "options": BatchOptions(top_k=3),
+        "state": "running",
+        "starts": (4, 0),
+        "created_ms": 1,
+        "updated_ms": 2,
+        "runner": "r",
+        "rounds": (Round(statuses=("failed",), ends=(5, 6)),),
+        "counts": {"ok": 1},
+    }
+    return Batch(batch_id=batch_id, **given | fields)
 
 
 def a_message(

@@ -13,6 +13,7 @@ from typing import Literal
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import (
     ANSWERS,
+    BATCHES,
     CANCELS,
     DEAD_LETTER_MARKS,
     GROUPS,
@@ -47,14 +48,14 @@ READS: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (*QUESTIONS, *AGAIN),
     "searcher": (GROUPS, GROUPS_BATCH),
     "generator": (RETRIEVALS, RETRIEVALS_BATCH, RETRIEVAL_DRAFTS, ANSWERS, CANCELS),
-    "application": (ANSWERS, PARTIAL_ANSWERS),
+    "application": (ANSWERS, PARTIAL_ANSWERS, BATCHES),
     "operator": (*LETTERS, DEAD_LETTER_MARKS, ANSWERS),
 }
 WRITES: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (GROUPS, GROUPS_BATCH, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, *LETTERS),
     "searcher": (RETRIEVALS, RETRIEVALS_BATCH, RETRIEVAL_DRAFTS, *AGAIN, *LETTERS),
     "generator": (ANSWERS, PARTIAL_ANSWERS, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, *LETTERS),
-    "application": (*QUESTIONS, CANCELS),
+    "application": (*QUESTIONS, CANCELS, BATCHES),
     "operator": (*QUESTIONS, DEAD_LETTER_MARKS),
 }
 DELETES: Mapping[Role, tuple[Topic, ...]] = {
@@ -67,7 +68,7 @@ ROLES: Mapping[Role, str] = {
     "grouper": "the service `carpool grouper`",
     "searcher": "the service `carpool searcher`",
     "generator": "the service `carpool generator`",
-    "application": "publishes questions and reads answers",
+    "application": "publishes questions and reads answers, also as a batch",
     "operator": "`carpool topics`, `status`, `dlq` and `groups`",
 }
 SERVICES: tuple[Role, ...] = ("grouper", "searcher", "generator")

@@ -35,11 +35,10 @@ def topic_config(topic: Topic) -> dict[str, str]:
     """Returns the broker-side settings of a topic."""
     config = {
         "max.message.bytes": str(topic.max_message_bytes),
-        "cleanup.policy": "delete",
-        "retention.ms": str(topic.retention_ms),
+        "cleanup.policy": ",".join(topic.cleanup),
+        "retention.ms": str(max(-1, topic.retention_ms)),
     }
     if topic.compaction_lag_ms is not None:
-        config["cleanup.policy"] = "compact,delete"
         config["min.compaction.lag.ms"] = str(topic.compaction_lag_ms)
     return config
 

@@ -16,6 +16,7 @@ from carpool.kafka.standing import Standing, forgotten_group, hours, missing_rec
 from schemas.topics import (
     ANSWERS,
     CANCELS,
+    FOR_EVER,
     QUERIES,
     QUERIES_BATCH,
     QUERIES_BATCH_DEAD,
@@ -259,9 +260,19 @@ def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iter
             f"topic {name} may elect a leader that lacks acknowledged records "
             "(unclean.leader.election.enable): unset it"
         )
-    retention_ms = _number(config, "retention.ms")
+    yield from _retention_warnings(topic, config)
+
+
+def _retention_warnings(topic: Topic, config: Mapping[str, str]) -> Iterator[str]:
+    name, retention_ms = topic.name, _number(config, "retention.ms")
     deletes = "delete" in config.get("cleanup.policy", "delete")
-    if not deletes:
+    if topic.retention_ms == FOR_EVER:
+        if deletes:
+            yield (
+                f"topic {name} deletes the newest records of its keys, which should be kept: "
+                f"{_alter(name, 'cleanup.policy', 'compact')}"
+            )
+    elif not deletes:
         yield (
             f"topic {name} never deletes records, so it grows without end. "
             f"{_alter(name, 'cleanup.policy', '[compact,delete]')}"

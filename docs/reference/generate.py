@@ -20,7 +20,7 @@ from carpool.telemetry.metrics import Metrics
 from cli.exit_codes import EXIT_CODES
 from cli.settings import CarpoolSettings
 from schemas.headers import HEADERS
-from schemas.topics import TOPICS, UNTIL_PROCESSED, Topic
+from schemas.topics import FOR_EVER, TOPICS, UNTIL_PROCESSED, Topic
 
 FOLDER = Path(__file__).parent
 WIDTH = 100
@@ -137,10 +137,10 @@ def topics_page() -> str:
     return page(
         "Topics",
         "`carpool topics create` makes the topics that are missing; `carpool topics check` "
-        "compares those that exist with this list. A key is the `query_id` as UTF-8; "
-        "partitions are chosen by Java's default partitioner (murmur2). The number of "
-        "partitions is `kafka.partitions`; topics by lane have `kafka.lanes`. At the brokers, "
-        "each name begins with `kafka.prefix`, where there is one.",
+        "compares those that exist with this list. A key is the `query_id` (of a batch "
+        "the `batch_id`) as UTF-8; partitions are chosen by Java's default partitioner (murmur2). "
+        "The number of partitions is `kafka.partitions`; topics by lane have `kafka.lanes`. At the "
+        "brokers, each name begins with `kafka.prefix`, where there is one.",
         lines,
     )
 
@@ -148,11 +148,12 @@ def topics_page() -> str:
 def facts(topic: Topic) -> str:
     """Returns how a topic is partitioned, how long it keeps records, and its largest record."""
     by = {"query_id": "`query_id`", "lane": "lane", "source": "the partition of the source"}
-    kept = (
-        "until processed, and the last 10,000 records"
-        if topic.retention_ms == UNTIL_PROCESSED
-        else f"for {topic.retention_ms // HOUR_MS} h"
-    )
+    if topic.retention_ms == FOR_EVER:
+        kept = "for ever"
+    elif topic.retention_ms == UNTIL_PROCESSED:
+        kept = "until processed, and the last 10,000 records"
+    else:
+        kept = f"for {topic.retention_ms // HOUR_MS} h"
     lag_ms = topic.compaction_lag_ms
     compact = "" if lag_ms is None else f", after {lag_ms // HOUR_MS} h only the newest of each key"
     effort = "; best effort" if topic.best_effort else ""

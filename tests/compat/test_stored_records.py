@@ -28,6 +28,7 @@ from schemas.record import Headers, Record, Source
 from schemas.retrieval import Retrieval
 from schemas.topics import (
     ANSWERS,
+    BATCHES,
     CANCELS,
     DEAD_LETTER_MARKS,
     GROUPS,
@@ -39,6 +40,7 @@ from schemas.topics import (
     RETRIEVALS,
 )
 from tests.records import (
+    a_batch,
     a_failure,
     a_group,
     a_grouped_query,
@@ -58,6 +60,7 @@ STORED = (
     ANSWERS.name,
     PARTIAL_ANSWERS.name,
     CANCELS.name,
+    BATCHES.name,
     DEAD_LETTER_MARKS.name,
 )
 WITHOUT_SCHEMA = (RETRIES.name, QUERIES_DEAD.name)
@@ -88,6 +91,7 @@ def sample_of(topic: str) -> Record:
         PARTIAL_ANSWERS.name: lambda: PartialAnswer(
             query_id="q-1", generation_id="g-1", seq=3, text="In 1889"
         ),
+        BATCHES.name: a_batch,
         CANCELS.name: lambda: Cancel(query_id="q-1", source=ORIGIN),
         DEAD_LETTER_MARKS.name: lambda: DeadLetterMark(
             letter=ORIGIN, action="replayed", marked_us=WRITTEN_US

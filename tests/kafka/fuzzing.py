@@ -19,6 +19,7 @@ from schemas.record import ClusterId, Headers, Record, Source
 from schemas.retrieval import Probe
 from schemas.topics import (
     ANSWERS,
+    BATCHES,
     CANCELS,
     DEAD_LETTER_MARKS,
     GROUPS,
@@ -29,7 +30,15 @@ from schemas.topics import (
     RETRIEVALS,
 )
 from tests.clocks import NOW_US
-from tests.records import a_group, a_grouped_query, a_query, a_retrieval, an_answer, some_hits
+from tests.records import (
+    a_batch,
+    a_group,
+    a_grouped_query,
+    a_query,
+    a_retrieval,
+    an_answer,
+    some_hits,
+)
 
 HERE = Source(topic=QUERIES.name, partition=2, offset=99, timestamp_ms=1_700_000_000_000)
 VECTOR = struct.pack("<4f", 0.5, 0.5, 0.5, 0.5)
@@ -129,6 +138,7 @@ def real_records() -> dict[str, list[Raw]]:
             raw(PartialAnswer(query_id="q", generation_id="g", seq=0, text="In"))
         ],
         CANCELS.name: [raw(Cancel(query_id="q", source=HERE))],
+        BATCHES.name: [raw(a_batch())],
         QUERIES_DEAD.name: [Raw(b"{", letter)],
         DEAD_LETTER_MARKS.name: [raw(DeadLetterMark(letter=HERE, action="replayed", marked_us=5))],
     }

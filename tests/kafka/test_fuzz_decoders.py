@@ -14,6 +14,7 @@ from carpool.loop.retry import begin_us_of
 from carpool.origins import attempt_of, believed, origin_of, read_query
 from cli.letters import letter_json, letter_text
 from schemas.answer import Answer, PartialAnswer
+from schemas.batch import Batch
 from schemas.cancel import Cancel
 from schemas.codec import decode, encode
 from schemas.deadletter import DeadLetterMark
@@ -25,6 +26,7 @@ from schemas.record import Headers, Record
 from schemas.retrieval import Retrieval
 from schemas.topics import (
     ANSWERS,
+    BATCHES,
     CANCELS,
     DEAD_LETTER_MARKS,
     GROUPS,
@@ -45,6 +47,7 @@ KINDS: dict[str, type[Record]] = {
     ANSWERS.name: Answer,
     PARTIAL_ANSWERS.name: PartialAnswer,
     CANCELS.name: Cancel,
+    BATCHES.name: Batch,
     DEAD_LETTER_MARKS.name: DeadLetterMark,
 }
 REAL = real_records()

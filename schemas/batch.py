@@ -1,0 +1,91 @@
+"""The record of `rag.batches.v1`, and the lines of a batch's output."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from schemas.answer import AnswerError, Citation, Quote, Retrieved, Status, Usage
+from schemas.query import TopK
+from schemas.record import Count, Identifier, NonNegative, Real, Record
+
+State = Literal["running", "stopped", "done", "cancelled"]
+"""`stopped`: by its user, or by an error; the same command goes on."""
+
+
+class BatchFile(Record, frozen=True, kw_only=True):
+    """The file of a batch. `refused`: the lines that cannot be asked."""
+
+    name: str
+    sha256: str
+    size_bytes: NonNegative
+    lines: Count
+    refused: Count = 0
+
+
+class BatchOptions(Record, frozen=True, kw_only=True):
+    """The options that change an answer, for the lines that do not say otherwise."""
+
+    workflow: str | None = None
+    model: Identifier | None = None
+    top_k: TopK | None = None
+    max_tokens: NonNegative | None = None
+
+
+class Round(Record, frozen=True, kw_only=True):
+    """Lines whose answer has one of `statuses`, before the offset `ends[partition]`, are asked
+    again.
+    """
+
+    statuses: tuple[Status, ...]
+    ends: tuple[NonNegative, ...]
+
+
+class Batch(Record, frozen=True, kw_only=True):
+    """What is known of a batch, without its answers.
+
+    `batch_id`: the digest of file and options. `starts`: the ends of the partitions of
+    `rag.answers.v1` when it began. `runner`: the process that works on it; None: none does.
+    `counts`: lines by the status of their answer. `first_open` and `next_line`: what is in progress
+    is between these lines. Times are in epoch milliseconds, for people only.
+    """
+
+    batch_id: Identifier
+    file: BatchFile
+    options: BatchOptions
+    state: State
+    starts: tuple[NonNegative, ...]
+    created_ms: NonNegative
+    updated_ms: NonNegative
+    runner: Identifier | None = None
+    rounds: tuple[Round, ...] = ()
+    counts: dict[str, Count] = msgspec.field(default_factory=dict)
+    first_open: Count = 1
+    next_line: Count = 1
+
+
+class AnswerLine(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """A line of a batch's output: an answer. Of lines with one `line`, the last one counts.
+
+    `line`: the number of the question's line in the input, from 1; `custom_id` and `question` are
+    its own. `id`: of the query. `round`: how many retries had been asked for. `status` is `refused`
+    only in the ordered output and in the file of errors, for a line that cannot be asked.
+    """
+
+    line: NonNegative
+    status: Status | Literal["refused"]
+    custom_id: str | None = None
+    question: str | None = None
+    answer: str | None = None
+    citations: tuple[Citation, ...] = ()
+    quotes: tuple[Quote, ...] = ()
+    retrieved: tuple[Retrieved, ...] = ()
+    grounded: bool | None = None
+    finish_reason: str | None = None
+    tokens: Usage | None = None
+    model: str | None = None
+    timings_ms: dict[str, Real] = msgspec.field(default_factory=dict)
+    error: AnswerError | None = None
+    id: str | None = None
+    round: NonNegative = 0
