@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +14,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from carpool.clock import SystemClock
 from carpool.errors import ConfigError, RecordError
 from carpool.foreign_files import refuse_foreign
-from carpool.kafka.topic_reader import read_topic
 from cli.answers import ANSWERED, answer_text, evidence_lines, step_line, text_after, timing_line
 from cli.console import output, people, print_json, print_json_line, print_plain
 from cli.exit_codes import FAILED
@@ -27,20 +25,12 @@ from cli.workflows import workflow_of
 from producers import Client
 from producers.build_query import QuestionArgs, build_record
 from schemas.answer import Answer, PartialAnswer
-from schemas.codec import decode, decode_query
-from schemas.query import Generation, Query
+from schemas.query import Generation
 from schemas.record import well_formed
-from schemas.topics import QUERY_TOPICS
 
 PUBLISHED_AT_ONCE = 100
 """Questions whose ids are printed together, once the brokers have them."""
-ASKED_IN_THE_SAME_WAY = ("top_k", "nprobe", "workflow")
 BATCH = "Class batch: interactive questions go first; --priority is not used."
-ONCE = (
-    "Publish no question that its topic has already (for 7 days) with the same --top-k, --nprobe "
-    "and --workflow, but print the id that it has. Equal lines are one question. Needs the right "
-    "to read rag.queries.v1 and rag.queries.batch.v1."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +174,6 @@ def publish(
         float | None,
         typer.Option(metavar="SECONDS", help="Seconds after which the answer is no longer useful."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help=ONCE)] = False,
     as_json: JsonOption = False,
     *,
     sources: ClientArgs,
@@ -192,14 +181,13 @@ def publish(
     """Publish a question without waiting for its answer; prints its id once the brokers have it.
 
     The answer is written to rag.answers.v1 with the id as its key. A line that cannot be published
-    (not UTF-8, too long) is skipped and named; the exit code is then 1. After an interruption the
-    same command with --once publishes the rest, and nothing twice.
+    (not UTF-8, too long) is skipped and named; the exit code is then 1. `carpool answers` collects
+    the answers by these ids. For a file of questions, `carpool batch run` does both.
 
     \b
     Examples:
       carpool publish "When was the Eiffel Tower built?"
-      cat questions.txt | carpool publish - --batch --once
-      cat questions.txt | carpool publish - --batch --workflow multistep
+      cat questions.txt | carpool publish - --batch --workflow multistep > ids.txt
     """
     settings = sources.settings()
     lines = _read_lines() if question == "-" else [(1, question)]
@@ -209,13 +197,8 @@ def publish(
     if batch:
         arguments["priority"] = "batch"
     # What no line can have, such as a bad graph, is refused once and not for each line.
-    record = build_record("a line", now_us=0, **arguments)
-    known: dict[str, str] = {}
-    if once:
-        lines = [(number, text) for text, number in {text: n for n, text in lines}.items()]
-        like = decode(Query, record.value, record.headers)
-        known = _published(settings, {text for _, text in lines}, like)
-    if asyncio.run(_publish(settings, lines, known, deadline, arguments, as_json=as_json)):
+    build_record("a line", now_us=0, **arguments)
+    if asyncio.run(_publish(settings, lines, deadline, arguments, as_json=as_json)):
         raise typer.Exit(FAILED)
 
 
@@ -227,24 +210,9 @@ def _read_lines() -> list[tuple[int, str]]:
     return [(number, text) for number, text in enumerate(texts, 1) if text]
 
 
-def _published(settings: ClientSide, texts: Collection[str], like: Query) -> dict[str, str]:
-    """Returns the ids, by text, of the questions that their topics have already. Blocks."""
-    known: dict[str, str] = {}
-    for topic in QUERY_TOPICS:
-        for message in read_topic(settings.kafka, SystemClock(), topic, name="publish"):
-            with suppress(RecordError):
-                query = decode_query(message.value, message.headers, message.source)
-                if query.text in texts and all(
-                    getattr(query, name) == getattr(like, name) for name in ASKED_IN_THE_SAME_WAY
-                ):
-                    known.setdefault(query.text or "", query.query_id)
-    return known
-
-
 async def _publish(
     settings: ClientSide,
     lines: list[tuple[int, str]],
-    known: Mapping[str, str],
     deadline_s: float | None,
     arguments: QuestionArgs,
     *,
@@ -255,7 +223,7 @@ async def _publish(
     async def id_of(text: str) -> str:
         if well_formed(text) != text:
             raise RecordError("invalid_utf8", "it is not UTF-8")
-        return known.get(text) or await client.publish(text, deadline_s=deadline_s, **arguments)
+        return await client.publish(text, deadline_s=deadline_s, **arguments)
 
     is_one_bad = False
     async with Client(kafka=settings.kafka, settings=settings.client) as client:

@@ -13,7 +13,20 @@ import typer
 from carpool.codes.kernel import kernel_in_use
 from carpool.errors import CarpoolError, ConfigError, RecordError
 from carpool.terminal import fit_terminal
-from cli import acls, asking, configuring, dlq, groups, services, status, topics, up, workflows
+from cli import (
+    acls,
+    asking,
+    batch,
+    collect,
+    configuring,
+    dlq,
+    groups,
+    services,
+    status,
+    topics,
+    up,
+    workflows,
+)
 from cli.console import people, print_plain
 from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
 from cli.options import command_group
@@ -56,7 +69,9 @@ app.command()(up.up)
 app.command()(asking.ask)
 app.command()(asking.publish)
 app.command()(asking.cancel)
+app.command()(collect.answers)
 app.command()(status.status)
+app.add_typer(batch.app)
 app.add_typer(workflows.app)
 app.add_typer(topics.app)
 app.add_typer(dlq.app)

@@ -100,6 +100,13 @@ class ClientSide(ClientSections, frozen=True, kw_only=True):
     up: UpSettings
 
 
+class BatchSide(ClientSide, frozen=True, kw_only=True):
+    """The same, with the sections that say how much a question can cost."""
+
+    generator: GeneratorSettings
+    workflow: WorkflowSettings
+
+
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """The sources of settings: a TOML file, the environment, flags by section and name; the last
@@ -175,12 +182,15 @@ def _check_flags(section: str, kind: type[Settings], values: Mapping[str, Any]) 
             )
 
 
-def load_client_side(given: Given) -> ClientSide:
-    """Returns the settings of a command that talks to running services.
+S = TypeVar("S", bound=ClientSide)
+
+
+def load_client_side(given: Given, kind: type[S]) -> S:
+    """Returns the settings of a command that talks to running services, of `kind`.
 
     Without brokers in the settings, brokers and prefix are those of a running `carpool up`.
     """
-    settings = load(ClientSide, given)
+    settings = load(kind, given)
     run = RunFile(Path(settings.up.state_dir)).read()
     if run is None or not given.is_default("kafka", "bootstrap"):
         return settings

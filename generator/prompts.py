@@ -90,19 +90,22 @@ def prepare_prompt(
     settings: GeneratorSettings,
     templates: Mapping[str, Template],
     *,
-    has_model: bool = True,
+    model: str | None = "",
     step: Generate | None = None,
 ) -> PreparedPrompt:
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
     The prompt of a `step` of a workflow shows all of its passages that fit. A retrieval without
-    hits is sent to the model too: its prompt says that nothing was found. The answer is extractive
-    without a model, or where the query asks for it. Raises `RecordError` for a query without text
-    that needs a model, an unknown template, or a question too long.
+    hits is sent to the model too: its prompt says that nothing was found. `model`: that of the
+    servers; None: there is none. The answer is extractive without a model, or where the query asks
+    for it. Raises `RecordError` for a query without text that needs a model, or of another model,
+    an unknown template, or a question too long.
     """
     query = retrieval.query
     wishes = query.generation or Generation()
-    is_extractive = wishes.extractive or not has_model
+    is_extractive = wishes.extractive or model is None
+    if wishes.model not in (None, model) and not wishes.extractive:
+        raise _other_model(wishes.model, model)
     if query.text is None and not is_extractive:
         raise RecordError("unsupported", NO_TEXT, field="$.text")
     if step is not None:
@@ -184,6 +187,12 @@ def _template(name: str, templates: Mapping[str, Template]) -> Template:
             field="$.generation.template",
         )
     return template
+
+
+def _other_model(wanted: str | None, model: str | None) -> RecordError:
+    has = "has no model" if model is None else f"has the model {model!r}"
+    why = f"generation.model: the query asks for {wanted!r}, and this generator {has}"
+    return RecordError("unsupported", why, field="$.generation.model")
 
 
 def reusable_key(

@@ -227,7 +227,11 @@ class GeneratorStage(Stage[Retrieval]):
     def _fill(self, retrieval: Retrieval, step: Generate | None = None) -> PreparedPrompt:
         """Returns the prompt of a retrieval. Raises `RecordError` where there can be none."""
         return prepare_prompt(
-            retrieval, self._settings, self._templates, has_model=self._has_model, step=step
+            retrieval,
+            self._settings,
+            self._templates,
+            model=self._model if self._has_model else None,
+            step=step,
         )
 
     def _try_to_fill(self, retrieval: Retrieval) -> PreparedPrompt | None:

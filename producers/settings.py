@@ -32,6 +32,14 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
             "gives up early, too high waits for a service that is down",
         ),
     ] = 60_000
+    price_in: Annotated[
+        float,
+        Meta(ge=0, description="Price of a million tokens of prompts, for `carpool batch`"),
+    ] = 0.0
+    price_out: Annotated[
+        float,
+        Meta(ge=0, description="Price of a million tokens of answers, in the same currency"),
+    ] = 0.0
 
 
 class ClientSections(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,19 +15,23 @@ State = Literal["running", "stopped", "done", "cancelled"]
 
 
 class BatchFile(Record, frozen=True, kw_only=True):
-    """The file of a batch. `refused`: the lines that cannot be asked."""
+    """The file of a batch. `questions`: the lines that are asked; `refused`: that cannot be."""
 
     name: str
     sha256: str
     size_bytes: NonNegative
     lines: Count
+    questions: Count
     refused: Count = 0
 
 
 class BatchOptions(Record, frozen=True, kw_only=True):
-    """The options that change an answer, for the lines that do not say otherwise."""
+    """The options that change an answer; they win over those of a line.
 
-    workflow: str | None = None
+    `workflow`: the name of a program, or a graph.
+    """
+
+    workflow: str | dict[str, Any] | None = None
     model: Identifier | None = None
     top_k: TopK | None = None
     max_tokens: NonNegative | None = None
@@ -46,7 +50,8 @@ class Batch(Record, frozen=True, kw_only=True):
     """What is known of a batch, without its answers.
 
     `batch_id`: the digest of file and options. `starts`: the ends of the partitions of
-    `rag.answers.v1` when it began. `runner`: the process that works on it; None: none does.
+    `rag.answers.v1` when it began, `positions`: up to which its runner has read them. `runner`: the
+    process that works on it; None: none does.
     `counts`: lines by the status of their answer. `first_open` and `next_line`: what is in progress
     is between these lines. Times are in epoch milliseconds, for people only.
     """
@@ -56,6 +61,7 @@ class Batch(Record, frozen=True, kw_only=True):
     options: BatchOptions
     state: State
     starts: tuple[NonNegative, ...]
+    positions: tuple[NonNegative, ...] = ()
     created_ms: NonNegative
     updated_ms: NonNegative
     runner: Identifier | None = None

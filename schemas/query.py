@@ -33,6 +33,7 @@ class Generation(Record, frozen=True, kw_only=True):
 
     `reuse`: whether the answer to an equal prompt may be given again.
     `extractive`: the answer is a sentence of a passage, and no model is asked.
+    `model`: the one that must answer; where the generator has another one, the query is refused.
     """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=32_768)] | None = None
@@ -41,6 +42,7 @@ class Generation(Record, frozen=True, kw_only=True):
     template: Identifier | None = None
     reuse: bool = True
     extractive: bool = False
+    model: Identifier | None = None
 
 
 class Query(Record, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ def an_answer(query_id: str = "q", status: str = "ok", **fields: Any) -> Answer:
 def a_batch(batch_id: str = "b", **fields: Any) -> Batch:
     """A batch of two lines, one of which was answered, and which was asked again once."""
     given: dict[str, Any] = {
-        "file": BatchFile(name="q.jsonl", sha256="s", size_bytes=9, lines=2),
+        "file": BatchFile(name="q.jsonl", sha256="s", size_bytes=9, lines=2, questions=2),
         "options": BatchOptions(top_k=3),
         "state": "running",
         "starts": (4, 0),

@@ -80,7 +80,8 @@ def as_asked(retrieval: Retrieval, step: Generate) -> Retrieval:
     An answer has the options of the published query where the step names none.
     """
     query, root = retrieval.query, root_of(retrieval.query)
-    wishes = (root.generation if isinstance(step, AnswerStep) else None) or Generation()
+    published = root.generation or Generation()
+    wishes = published if isinstance(step, AnswerStep) else Generation()
     question = step.values.get("question")
     asked_for = msgspec.structs.replace(
         wishes,
@@ -88,7 +89,8 @@ def as_asked(retrieval: Retrieval, step: Generate) -> Retrieval:
         max_tokens=step.max_tokens or wishes.max_tokens,
         temperature=step.temperature or wishes.temperature,
         seed=wishes.seed if step.seed is None else step.seed,
-        reuse=root.generation is None or root.generation.reuse,
+        reuse=published.reuse,
+        model=published.model,
     )
     return msgspec.structs.replace(
         retrieval,

@@ -199,7 +199,7 @@ def published_texts(bootstrap: str, prefix: str) -> list[str | None]:
     ]
 
 
-def test_a_bad_line_is_skipped_and_named_and_a_second_run_publishes_nothing_twice(
+def test_a_bad_line_is_skipped_and_named(
     embedded_bootstrap: str,
 ) -> None:
     texts = [f"question {number}?" for number in range(150)]
@@ -213,15 +213,8 @@ def test_a_bad_line_is_skipped_and_named_and_a_second_run_publishes_nothing_twic
     assert "not UTF-8" in first.stderr and "NUL" in first.stderr
     ids = ids_of(first)
     assert list(ids) == texts[:56]
-    again = carpool(f"publish - --batch --once {at} --json", stdin=b"\n".join(lines + lines))
-    found = ids_of(again)
-    assert (again.code, list(found)) == (1, texts)
-    assert found | ids == found
-    assert sorted(filter(None, published_texts(embedded_bootstrap, "lines"))) == sorted(texts)
-    for option in ("--top-k 3", "--workflow hyde"):
-        other, same = (carpool(f"publish '{texts[0]}' --once {option} {at}") for _ in range(2))
-        assert other.stdout not in {f"{each}\n" for each in found.values()}, "other options"
-        assert same.stdout == other.stdout
+    published = published_texts(embedded_bootstrap, "lines")
+    assert sorted(filter(None, published)) == sorted(texts[:56])
 
 
 def test_a_bad_graph_is_refused_once_and_not_for_each_line(
@@ -309,10 +302,13 @@ def test_client_commands_find_a_running_carpool_up_unless_brokers_are_named(
 ) -> None:
     run_file = RunFile(Path(".carpool/run"))
     run_file.write(Run(pid=os.getpid(), bootstrap="127.0.0.1:5", http={}))
-    assert load_client_side(Config().given()).kafka.bootstrap == "127.0.0.1:5"
-    assert load_client_side(Config().given(kafka={"bootstrap": "b:1"})).kafka.bootstrap == "b:1"
+    assert load_client_side(Config().given(), ClientSide).kafka.bootstrap == "127.0.0.1:5"
+    assert (
+        load_client_side(Config().given(kafka={"bootstrap": "b:1"}), ClientSide).kafka.bootstrap
+        == "b:1"
+    )
     monkeypatch.setenv("CARPOOL_KAFKA_BOOTSTRAP", "e:1")
-    assert load_client_side(Config().given()).kafka.bootstrap == "e:1"
+    assert load_client_side(Config().given(), ClientSide).kafka.bootstrap == "e:1"
 
 
 def test_the_file_of_a_dead_run_counts_as_absent() -> None:

@@ -130,18 +130,6 @@ def properties(running: Running, folder: Path) -> str:
     return "client.properties"
 
 
-def test_a_batch_of_questions_is_asked_and_collected_and_asked_again(
-    running: Running, tmp_path: Path
-) -> None:
-    (tmp_path / "questions.txt").write_text(f"{EIFFEL}\n{MOBY}")
-    batch = [sys.executable, str(EXAMPLES / "batch.py"), "questions.txt", "answers.jsonl"]
-    for _ in range(2):
-        running.run(batch, tmp_path, CARPOOL_KAFKA_BOOTSTRAP=running.bootstrap)
-        answers = [*map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())]
-        assert sorted(answer["question"] for answer in answers) == [EIFFEL, MOBY]
-        assert {answer["status"] for answer in answers} <= {"ok", "partial"}
-
-
 def test_bare_texts_of_one_customer_are_matched_by_their_places(
     running: Running, tmp_path: Path
 ) -> None:

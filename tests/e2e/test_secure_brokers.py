@@ -291,7 +291,7 @@ def test_each_right_to_look_and_on_records_that_is_taken_away_is_said_at_start(
 
 
 LACKING = [
-    ("application", "publish who? --once", "", "Read on topic secure.rag.queries.v1)"),
+    ("application", "batch list", "READ batches.v1", "Read on topic secure.rag.batches.v1)"),
     ("application", "publish who?", "WRITE queries.v1", "Write on topic secure.rag.queries.v1)"),
     ("application", "cancel q", "WRITE cancels.v1", "Write on topic secure.rag.cancels.v1)"),
     ("application", "ask who? --timeout 3", "READ answers.v1", "Read on topic secure.rag.answers"),

@@ -25,7 +25,7 @@ from carpool.kafka.topic_reader import TopicReader
 from carpool.settings import load_settings
 from cli.options import logical_topic
 from cli.runfile import Run, RunFile
-from cli.settings import Given, load_client_side
+from cli.settings import ClientSide, Given, load_client_side
 from schemas.topics import ANSWERS, QUERIES_DEAD, TOPICS
 
 OURS = [topic.name for topic in TOPICS]
@@ -122,7 +122,7 @@ def test_commands_take_the_prefix_of_a_running_stack_unless_they_are_given_one(
 
     def kafka(**own: str) -> KafkaSettings:
         flags = {"up": {"state_dir": str(tmp_path)}, "kafka": own}
-        return load_client_side(Given(file=None, environ={}, flags=flags)).kafka
+        return load_client_side(Given(file=None, environ={}, flags=flags), ClientSide).kafka
 
     assert kafka() == KafkaSettings(bootstrap="a:1", prefix="wiki")
     assert kafka(prefix="news") == KafkaSettings(bootstrap="a:1", prefix="news")

@@ -30,12 +30,17 @@ def answer_to(query: Query, source: Source | None, text: str | None = None, **mo
 class Responder:
     """Answers every question of a broker with the records of `reply`, on its own thread."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str = QUERIES.name, texts: set[str] | None = None
+    ) -> None:
         self.bootstrap = bootstrap
+        self._topic = topic
         kafka = KafkaSettings(bootstrap=bootstrap)
         create_topics(kafka)
         self.reply: Reply = lambda query, source: [answer_to(query, source)]
         self.seen: list[Query] = []
+        self.texts = texts
+        """The questions that it sees; None: all, perhaps the last ones of another test, too."""
         self._producer = Producer(producer_config(kafka) | {"linger.ms": 0})
         self._consumer = Consumer(
             client_config(kafka)
@@ -46,19 +51,16 @@ class Responder:
                 "auto.offset.reset": "earliest",
             }
         )
-        partitions = self._consumer.list_topics(timeout=WAIT_S).topics[QUERIES.name].partitions
+        partitions = self._consumer.list_topics(timeout=WAIT_S).topics[topic].partitions
         self._consumer.assign(
-            [
-                TopicPartition(QUERIES.name, partition, self._end_of(partition))
-                for partition in partitions
-            ]
+            [TopicPartition(topic, partition, self._end_of(partition)) for partition in partitions]
         )
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _end_of(self, partition: int) -> int:
-        at = TopicPartition(QUERIES.name, partition)
+        at = TopicPartition(self._topic, partition)
 
         def bounds() -> tuple[int, int] | None:
             try:
@@ -66,7 +68,7 @@ class Responder:
             except KafkaException:  # a topic that was just made has no leader for a moment
                 return None
 
-        found = wait_until(bounds, f"{QUERIES.name}[{partition}] has a leader")
+        found = wait_until(bounds, f"{self._topic}[{partition}] has a leader")
         assert found is not None
         return found[1]
 
@@ -88,9 +90,11 @@ class Responder:
             if message is None or message.error() is not None:
                 continue
             source = Source(
-                topic=QUERIES.name, partition=message.partition(), offset=message.offset()
+                topic=self._topic, partition=message.partition(), offset=message.offset()
             )
             query = decode_query(message.value(), tuple(message.headers() or ()), source)
+            if self.texts is not None and query.text not in self.texts:
+                continue
             self.seen.append(query)
             for record in self.reply(query, source):
                 self.write(record, query.query_id)

@@ -1,0 +1,327 @@
+"""Runs a batch: reads which lines are answered, sends the others, and writes their answers.
+
+One thread does all but the sending, which is librdkafka's. Its loop reads, writes what came, says
+that it lives, and sends while there is room.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from carpool.clock import Clock
+from carpool.errors import ConfigError
+from carpool.kafka.records import Message, TopicPartition
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import SilentBrokersError, TopicReader, is_final
+from producers.batch.batch_log import read_batches
+from producers.batch.claim import POLL_S, Claim, wait_for_sign
+from producers.batch.costs import Costs
+from producers.batch.input_file import InputFile
+from producers.batch.output_file import OutputFile
+from producers.batch.plan import BatchPlan
+from producers.build_query import QueryRecord, build_cancel
+from producers.errors import PublishError
+from producers.publish_queries import Publisher
+from producers.settings import ClientSettings
+from schemas.answer import Answer
+from schemas.batch import AnswerLine, Batch, State
+from schemas.codec import decode
+from schemas.errors import RecordError
+from schemas.topics import ANSWERS, BATCHES, KEY_SEPARATOR
+
+CANCEL_S = 10.0
+"""How long the questions in flight may take to end after a cancel."""
+READ_AT_ONCE = 500
+PAUSE_S = 1.0
+"""Pause after the brokers did not take a question."""
+FLUSH_S = 10.0
+READING = {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 50}
+SAME = set(Answer.__struct_fields__) & set(AnswerLine.__struct_fields__)
+"""What an answer and its line of output have alike."""
+NO_MODEL = "generation.model:"
+"""How the error of a query begins that names another model than the generator has."""
+
+End = Literal["done", "stopped", "cancelled", "cap", "sampled", "taken over"]
+STATES: dict[End, State] = {"done": "done", "cancelled": "cancelled"}
+
+
+class BatchRun:
+    """A run of a batch, once. Close it.
+
+    To read while it runs: `answered`, by this run, and `note`: what it waits for. `report` is
+    called often.
+    """
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        client: ClientSettings,
+        clock: Clock,
+        source: InputFile,
+        output: OutputFile,
+        plan: BatchPlan,
+        costs: Costs,
+        report: Callable[[BatchRun], None],
+    ) -> None:
+        self._kafka = kafka
+        self._clock = clock
+        self._source = source
+        self._output = output
+        self._plan = plan
+        self._costs = costs
+        self._report = report
+        self._prefix = source.batch_id + "-"
+        self._stop = threading.Event()
+        self._failed: queue.SimpleQueue[tuple[int | None, PublishError]] = queue.SimpleQueue()
+        self._publisher = Publisher(kafka, client)
+        self._reader = TopicReader(kafka, clock, name="batch", config=READING)
+        self._claim = Claim(plan, self._publish, clock)
+        self._positions: dict[TopicPartition, int] = {}
+        self._cancel_until_s: float | None = None
+        self._pause_until_s = 0.0
+        self.answered = 0
+        self._model_is_known = self._is_capped = False
+        self.note = ""
+
+    def stop(self) -> None:
+        """Ends the run soon. From any thread, or a handler of signals."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Disconnects. Blocks for a moment."""
+        self._publisher.close(PAUSE_S)
+        self._reader.close()
+
+    def run(self, *, takes_over: bool = False, sample: int | None = None) -> End:
+        """Returns how the run ended. Blocks.
+
+        `takes_over`: does not wait to see whether another runner lives. `sample`: asks no more
+        lines than it takes to have so many answers, at random. Raises `ConfigError` where
+        one does, where the output is of another batch, the input was changed, or a query asks for
+        a model that the generator has not; `RetryableError` without brokers.
+        """
+        self._begin(takes_over)
+        ended: End | None = None
+        try:
+            self._catch_up()
+            if sample is not None:
+                lines = range(1, self._source.facts.lines + 1)
+                left = list(filter(self._plan.is_open, lines))
+                count = max(0, sample - self._costs.answers)
+                self._plan.sample = random.Random(self._prefix).sample(left, min(count, len(left)))
+            while ended is None:
+                self._read()
+                self._follow_cancel()
+                self._send()
+                self._claim.say_alive(self._positions.values())
+                ended = self._end()
+                self._report(self)
+            return ended
+        finally:
+            if ended != "taken over":
+                state = STATES.get(ended or "stopped", "stopped")
+                self._claim.write(state, self._positions.values())
+                self._publisher.flush(FLUSH_S)
+
+    # ---- the beginning
+
+    def _begin(self, takes_over: bool) -> None:
+        """Claims the batch, and begins to follow its record and the answers."""
+        answers = self._reader.partitions(ANSWERS.name)
+        records = self._reader.partitions(BATCHES.name)
+        self._reader.add({at: self._bounds(at)[1] for at in records})
+        known = read_batches(self._kafka, self._clock).get(self._source.batch_id)
+        if known is not None and known.runner is not None and not takes_over:
+            self.note = "another run of this batch did not end: waiting to see whether it lives"
+            known = wait_for_sign(known, self._poll_records, lambda: not self._stop.is_set())
+            self.note = ""
+        ends, now_ms = [self._bounds(at)[1] for at in answers], self._clock.now_us() // 1_000
+        new = Batch(
+            batch_id=self._source.batch_id,
+            file=self._source.facts,
+            options=self._source.options,
+            state="running",
+            starts=tuple(ends),
+            created_ms=now_ms,
+            updated_ms=now_ms,
+        )
+        starts = self._claim.take(new, known).starts
+        for place, at in enumerate(answers):
+            low, high = self._bounds(at)
+            start = starts[place] if place < len(starts) else 0
+            self._positions[at] = start if low <= start <= high else low
+        self._reader.add(self._positions)
+
+    def _poll_records(self, wait_s: float) -> Sequence[Message]:
+        self._report(self)
+        return self._reader.poll(READ_AT_ONCE, wait_s).messages
+
+    def _catch_up(self) -> None:
+        """Reads the answers that there are, in the output and in the log."""
+        for line in self._output.read():
+            if not (line.id or "").startswith(self._prefix):
+                raise ConfigError(
+                    f"{self._output.path} has answers of another batch: the questions or the "
+                    "options are others. Give another --out"
+                )
+            if line.status != "refused":
+                self._plan.was_written(line.line, line.status, line.round)
+                self._costs.add(line.tokens)
+        ends = {at: self._bounds(at)[1] for at in self._positions}
+        silent_s, seen_s = self._kafka.request_timeout_ms / 1_000, time.monotonic()
+        self.note = "reading which lines are answered"
+        while any(self._positions[at] < end for at, end in ends.items()):
+            if self._stop.is_set():
+                break
+            if self._read():
+                seen_s = time.monotonic()
+            elif time.monotonic() - seen_s > silent_s:
+                raise SilentBrokersError(
+                    f"{self._kafka.bootstrap} sent nothing for {silent_s:g} s; is it still running?"
+                )
+            self._report(self)
+        self.note, self.answered = "", 0
+
+    # ---- reading
+
+    def _read(self) -> bool:
+        """Takes what has come, and returns whether anything has."""
+        batch = self._reader.poll(READ_AT_ONCE, POLL_S)
+        for error in filter(is_final, batch.errors):
+            raise self._reader.unreadable(next(iter(self._positions)), error)
+        lines = [line for message in batch.messages if (line := self._take(message)) is not None]
+        self._output.append(lines)
+        self.answered += len(lines)
+        for at, end in (*batch.ends.items(), *batch.passed_over.items()):
+            self._pass(at, end)
+        return bool(batch.messages or batch.ends or batch.passed_over)
+
+    def _pass(self, at: TopicPartition, offset: int) -> None:
+        if at in self._positions:
+            self._positions[at] = max(self._positions[at], offset)
+
+    def _take(self, message: Message) -> AnswerLine | None:
+        """Takes a record, and returns the answer of a line, if it counts."""
+        place = message.source
+        if place.topic == BATCHES.name:
+            self._claim.follow(message)
+            return None
+        self._pass(TopicPartition(place.topic, place.partition), place.offset + 1)
+        key = (message.key or b"").decode(errors="replace")
+        number = key.removeprefix(self._prefix).partition(KEY_SEPARATOR)[0]
+        if not (key.startswith(self._prefix) and message.value and number.isdecimal()):
+            return None
+        line = int(number)
+        try:
+            answer = decode(Answer, message.value, message.headers)
+        except RecordError as error:
+            raise ConfigError(f"an answer cannot be read ({error}): are versions mixed?") from error
+        if answer.status == "cancelled":  # by an earlier cancel of the batch: it stays open
+            self._costs.add(answer.usage)
+            self._not_sent(line)
+            return None
+        self._refuse_model(answer)
+        round = self._plan.round_of(place.partition, place.offset)
+        is_news, counts = self._plan.answered(line, answer.status, round)
+        if is_news:
+            self._costs.add(answer.usage)
+            self._costs.free(line)
+        return self._line_of(line, answer, round) if counts else None
+
+    def _refuse_model(self, answer: Answer) -> None:
+        """Ends the run where its first answer says that there is no such model."""
+        if answer.error is None or not answer.error.message.startswith(NO_MODEL):
+            self._model_is_known = self._model_is_known or answer.status in ("ok", "partial")
+        elif not self._model_is_known:
+            raise ConfigError(
+                f"{answer.error.message.removeprefix(NO_MODEL).strip()}. Nothing more is sent: "
+                "give its name to --model, or --model carpool, which is any model"
+            )
+
+    def _line_of(self, line: int, answer: Answer, round: int) -> AnswerLine:
+        asked = self._source.line(line)
+        same: dict[str, Any] = {name: getattr(answer, name) for name in SAME}
+        ids: dict[str, Any] = {
+            "line": line,
+            "custom_id": asked.custom_id,
+            "id": answer.query_id,
+            "round": round,
+        }
+        return AnswerLine(**ids, question=asked.text, tokens=answer.usage, **same)
+
+    # ---- sending
+
+    def _send(self) -> None:
+        """Sends the next lines, as many as may be in flight."""
+        while not self._failed.empty():
+            line, error = self._failed.get()
+            if line is not None:
+                self._not_sent(line)
+            self.note, self._pause_until_s = str(error), time.monotonic() + PAUSE_S
+        if time.monotonic() < self._pause_until_s or self._cancel_until_s is not None:
+            return
+        self.note, self._is_capped = "", False
+        while (number := self._plan.find_next()) is not None and not self._stop.is_set():
+            asked = self._source.line(number)
+            if asked.generation.model and not self._model_is_known and self._plan.in_flight:
+                return  # the first answer shows whether the generator has it
+            is_workflow = asked.arguments.get("workflow") is not None
+            most = self._costs.prices.most(asked.generation.max_tokens, is_workflow=is_workflow)
+            if not self._costs.reserve(number, most):
+                self._is_capped = True
+                return
+            self._plan.sent(number)
+            now_us = self._clock.now_us() + self._clock.host_lead_us()
+            self._publish(asked.record(f"{self._prefix}{number}", now_us), number)
+
+    def _not_sent(self, line: int) -> None:
+        """The question of a line is not in flight any more, and has no answer."""
+        self._plan.not_sent(line)
+        self._costs.free(line)
+
+    def _publish(self, record: QueryRecord, line: int | None = None) -> None:
+        """Sends a record; a failure comes back to `_send`."""
+
+        def placed(_: object, error: PublishError | None) -> None:
+            if error is not None:
+                self._failed.put((line, error))
+
+        try:
+            self._publisher.send(record, placed)
+        except PublishError as error:
+            self._failed.put((line, error))
+
+    def _follow_cancel(self) -> None:
+        """Withdraws what is in flight, once the batch is cancelled."""
+        if self._claim.is_cancelled and self._cancel_until_s is None:
+            self._cancel_until_s = time.monotonic() + CANCEL_S
+            self.note, now_us = "cancelled: waiting for what is in flight", self._clock.now_us()
+            for line in self._plan.in_flight:
+                self._publish(build_cancel(f"{self._prefix}{line}", None, now_us))
+
+    # ---- the end
+
+    def _end(self) -> End | None:
+        """Returns how the run ends now; None: it goes on."""
+        plan = self._plan
+        if self._claim.is_lost:
+            return "taken over"
+        if self._stop.is_set():
+            return "stopped"
+        if (until_s := self._cancel_until_s) is not None:
+            return "cancelled" if not plan.in_flight or time.monotonic() >= until_s else None
+        if plan.in_flight or not self._failed.empty():
+            return None
+        if plan.sample is not None and plan.find_next() is None:
+            return "sampled"
+        if not plan.open:
+            return "done"
+        return "cap" if self._is_capped else None
+
+    def _bounds(self, at: TopicPartition) -> tuple[int, int]:
+        return self._reader.bounds(at, patience_s=self._kafka.request_timeout_ms / 1_000)
