@@ -11,14 +11,12 @@ from typing import Any
 import msgspec
 
 from bench.answers.gold import GoldQuestion, f1, has_gold
-from generator.plan.attribution import statements
-from generator.plan.citations import MARKER
+from carpool.statements import statements, without_markers
 from schemas.answer import Answer
 
 LENGTH = "length"
 Z_95 = 1.959964
 """The number of standard deviations around the mean that hold 95 % of a normal distribution."""
-_MARKER = re.compile(rf"\s*{MARKER.pattern}", re.ASCII)
 NOISE = {
     "no word": re.compile(r"\A[\W_]*\Z"),
     "address": re.compile(r"\bhttps?:|\b[\w-]+\.(?:com|net|org|edu|gov|io)\b"),
@@ -150,11 +148,6 @@ def noise_in(text: str) -> tuple[str, ...]:
     """Returns the kinds of noise in an answer; see `NOISE`."""
     plain = without_markers(text)
     return tuple(name for name, pattern in NOISE.items() if pattern.search(plain))
-
-
-def without_markers(text: str) -> str:
-    """Returns the text without markers such as `[1]`, which are form and not content."""
-    return _MARKER.sub("", text)
 
 
 def figures_of(rows: Sequence[AskedRow]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from msgspec import structs
 from tokenizers import Tokenizer
 
 from bench.answers.gold import GOLD_FILE, GoldQuestion, read_gold
-from bench.answers.rows import AskedRow, figures_of, judge, without_markers
+from bench.answers.rows import AskedRow, figures_of, judge
 from bench.answers.support import judged_threshold
 from bench.core.accounting import Accounting, account
 from bench.core.load import even
@@ -22,6 +22,7 @@ from bench.services.corpus import CorpusRun
 from bench.services.options import AnswersOptions
 from carpool.kafka.embedded import free_port
 from carpool.settings import environment_name
+from carpool.statements import without_markers
 from carpool.vllm import (
     VllmSettings,
     check_vllm,

@@ -15,7 +15,8 @@ from bench.answers.gold import GoldQuestion, has_gold
 from bench.answers.rows import AskedRow, Share, share_of
 from bench.data.evaluation import read_passages
 from carpool.disk.documents import Document
-from generator.plan.attribution import SUPPORT_MIN, statements, supports
+from carpool.statements import statements
+from generator.plan.attribution import SUPPORT_MIN, supports
 from generator.plan.evidence import Evidence
 
 

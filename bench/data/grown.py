@@ -35,7 +35,7 @@ from carpool.disk.centroids import probe
 from carpool.embedding import EmbeddingSettings
 from carpool.embedding.loader import load_embedder
 from carpool.errors import ConfigError
-from generator.plan.sentences import sentence_spans
+from carpool.sentences import sentence_spans
 from indexer.clustering import assign_rows, train_centroids
 from indexer.kmeans import faiss
 from indexer.plan.defaults import default_nprobe

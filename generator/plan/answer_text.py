@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from generator.plan.sentences import whole_sentences
+from carpool.sentences import whole_sentences
 
 _THINK = "<think>"
 _THOUGHTS = re.compile(rf"\s*(?:{_THINK}.*?(?:</think>|\Z)\s*)?", re.DOTALL)

@@ -27,13 +27,12 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-from generator.plan.citations import CITATIONS_MAX, MARKER, Cited
+from carpool.statements import ANSWER_CHARS_MAX, MARKER, statements
+from carpool.words import WORD, is_number, stems, words
+from generator.plan.citations import CITATIONS_MAX, Cited
 from generator.plan.denial import denies
-from generator.plan.evidence import SENTENCE_CHARS_MAX, Evidence, Sentence
-from generator.plan.sentences import sentence_spans
-from generator.plan.words import WORD, is_number, stems, words
+from generator.plan.evidence import Evidence, Sentence
 
 SUPPORT_MIN = 0.55
 """Less is no support. Statements that mix two facts, or repeat the question, have 0.5 and a little
@@ -42,24 +41,11 @@ more; of 60 answers that were read, no right citation has less than 0.59.
 FACT_WEIGHT = 3.0
 ASKED_WEIGHT = 0.25
 SHORT_CHARS_MAX, SHORT_WEIGHT = 3, 0.5
-ANSWER_CHARS_MAX = 20_000
-"""The beginning of an answer that is read, so that long ones cost no more."""
-STATEMENTS_MAX = 100
 SENTENCES_MAX = 1_000
 """Sentences of an answer and of all passages that are compared: the product is what it costs."""
 NAME_CHARS_MIN = 4
 """A name of so many letters may be the beginning of another form of it: *Liberia*, *Liberian*."""
 
-_BULLET = re.compile(r"^[ \t]*(?:[-*•>#]+|\(?\d{1,3}[.)])[ \t]+", re.MULTILINE)
-"""What begins a row of a list: its number is none that a passage must have."""
-_SOURCE = re.compile(
-    rf"{MARKER.pattern}|[\[(【]\s*(?:passages?\s+)?\d{{1,3}}(?:\s*(?:[-–,;]|and)\s*\d{{1,3}})*\s*"
-    r"[\])】]|\b(?:passages?|sources?)\s+\d{1,3}\b",
-    re.IGNORECASE,
-)
-"""What names a passage, or a row: `[1]`, `(2)`, "passage 3". It is no number of the statement."""
-_MARKERS = re.compile(rf"(?:\s*{MARKER.pattern})+", re.ASCII)
-_LINE = re.compile(r"[^\r\n]+")
 _LABELLED = re.compile(r"[:|][\s*“\"]*[A-Z](?=\w*\s+[a-z\d])")
 """A capital after a label or in a cell, before a small letter or a number: no name begins there."""
 
@@ -200,37 +186,6 @@ def _position(one: Attributed) -> tuple[int, float]:
     return (one.sentence or (0, 0))[0], math.inf if one.marker is None else one.marker.start
 
 
-def statements(answer: str) -> Iterator[tuple[int, int, str]]:
-    """Yields start, end and text of each statement of an answer, the first `STATEMENTS_MAX`.
-
-    It is a sentence, or a part of one with several markers; a line ends a sentence. The text has
-    spaces in place of markers, other names of passages, and of what begins a row of a list.
-    """
-    answer = answer[:ANSWER_CHARS_MAX]
-    plain = _BULLET.sub(_spaces, _SOURCE.sub(_spaces, answer))
-    spans = (
-        (begin, stop)
-        for line in _LINE.finditer(plain)
-        for start, end in sentence_spans(line[0], SENTENCE_CHARS_MAX)
-        for begin, stop in _parts(answer, line.start() + start, line.start() + end)
-        if WORD.search(plain, begin, stop)
-    )
-    for begin, stop in islice(spans, STATEMENTS_MAX):
-        yield begin, stop, plain[begin:stop]
-
-
-def _parts(answer: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the parts of a sentence: each ends with its markers, the last with the sentence."""
-    for markers in list(_MARKERS.finditer(answer, start, end))[:-1]:
-        yield start, markers.end()
-        start = end - len(answer[markers.end() : end].lstrip(" ,;"))
-    yield start, end
-
-
-def _spaces(match: re.Match[str]) -> str:
-    return " " * len(match[0])
-
-
 def _covered(
     answer: str, markers: Sequence[Cited], starts: Sequence[int]
 ) -> Iterator[tuple[Cited, Sequence[int]]]:
@@ -248,7 +203,7 @@ def _covered(
 def _place(answer: str, marker: int, starts: Sequence[int]) -> int:
     after = bisect_right(starts, marker)
     line, rest = answer.rfind("\n", 0, marker) + 1, answer.find("\n", marker)
-    begins_line = not WORD.search(MARKER.sub(_spaces, answer[line:marker]))
+    begins_line = not WORD.search(MARKER.sub(" ", answer[line:marker]))
     if begins_line and after < len(starts) and (rest < 0 or starts[after] < rest):
         return after
     return max(0, after - 1)

@@ -6,8 +6,7 @@ import re
 from collections.abc import Container
 from dataclasses import dataclass
 
-MARKER = re.compile(r"\[\s*(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\s*\]", re.ASCII)
-"""`[2]` or `[1, 3]`. Numbers have at most three digits, as `top_k` has: a year is no marker."""
+from carpool.statements import MARKER
 
 CITATIONS_MAX = 64
 """More would make records large."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from generator.plan.citations import MARKER
+from carpool.statements import MARKER
 
 _SOURCE = (
     r"(?:(?:passages?|excerpts?|context|notes)(?!\s+(?:of|through)\b)|"

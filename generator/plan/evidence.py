@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from generator.plan.sentences import sentence_spans
-from generator.plan.words import stems, words
+from carpool.sentences import SENTENCE_CHARS_MAX, sentence_spans
+from carpool.words import stems, words
 
 PASSAGE_CHARS_MAX = 20_000
 """The beginning of a passage that is read, so that long ones cost no more."""
-SENTENCE_CHARS_MAX = 400
 _SMALL = re.compile(r"\b[^\W\d_A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]\w*")
 _CAPITAL = re.compile(r"(?<=[\w,;:)] )[A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]\w+")
 """Words with a small letter, and with a capital one inside a sentence."""

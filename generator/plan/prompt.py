@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from carpool.errors import ConfigError
+from carpool.sentences import sentence_spans
 from carpool.workflow.steps import Value
 from generator.plan.control_tokens import as_plain_text
 from generator.plan.evidence import PASSAGE_CHARS_MAX, Evidence
 from generator.plan.quote import choose_quote
-from generator.plan.sentences import sentence_spans
 from schemas.errors import RecordError
 from schemas.retrieval import Hit
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 
+from carpool.words import stems, words
 from generator.plan.evidence import Evidence, Sentence
-from generator.plan.words import stems, words
 
 RANK_COST = 0.1
 """What a passage loses for each better one: a search has ranked them by more than words."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from generator.plan.evidence import PASSAGE_CHARS_MAX, SENTENCE_CHARS_MAX, Evidence, Sentence
+from carpool.sentences import SENTENCE_CHARS_MAX, sentence_spans, whole_sentences
+from generator.plan.evidence import PASSAGE_CHARS_MAX, Evidence, Sentence
 from generator.plan.quote import choose_quote
-from generator.plan.sentences import sentence_spans, whole_sentences
 
 TOWER = (
     "Eiffel Tower",

@@ -15,11 +15,11 @@ from bench.answers.rows import (
     judge,
     noise_in,
     share_of,
-    without_markers,
 )
 from bench.answers.run import promises_of
 from bench.answers.support import judged_threshold
 from bench.core.accounting import account
+from carpool.statements import without_markers
 from schemas.answer import Answer, Usage
 
 GOLD = read_gold()[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+SENTENCE_CHARS_MAX = 400
 _SENTENCE_END = re.compile(
     r"(?<=[.!?؟।])"
     r"(?<![ .(*][A-Z]\.)(?<!^[A-Z]\.)(?<!\bc\.)"
