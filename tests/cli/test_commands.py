@@ -33,7 +33,7 @@ SETTINGS = "[grouper]\npolicy = 'greedy'\nnprobe = 3\n[kafka]\nbootstrap = 'k:1'
 NOWHERE = "--bootstrap 127.0.0.1:1"
 SHORT = "--set kafka.request_timeout_ms=1000"
 COMMANDS = (
-    *("up", "ask", "publish", "cancel", "status", "config"),
+    *("up", "ask", "publish", "cancel", "eval", "status", "config"),
     *("grouper", "searcher", "generator"),
     *("topics create", "topics check"),
     *("workflows show", "workflows check"),

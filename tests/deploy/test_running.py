@@ -24,6 +24,7 @@ from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.slow
 EXAMPLES = ROOT / "examples"
+TEXTS = ("generator/templates/cited.txt", "evaluation/report.html")
 MOBY, EIFFEL = "Who wrote Moby-Dick?", "When was the Eiffel Tower built?"
 PASSAGES = (
     {"id": "eiffel", "title": "Eiffel Tower", "text": "The Eiffel Tower was built in 1889."},
@@ -109,7 +110,7 @@ def test_the_wheel_holds_one_package_with_all_its_files(site: Path) -> None:
     package, about = sorted(path.name for path in site.iterdir())
     assert (package, about.partition("-")[0]) == ("carpool", "carpool")
     kernel = ["codes/libint4.so"] if shutil.which("c++") else []
-    for data in ("py.typed", "schemas/json", "generator/templates/cited.txt", *kernel):
+    for data in ("py.typed", "schemas/json", *TEXTS, *kernel):
         assert (site / "carpool" / data).exists()
     assert "carpool = carpool.__main__:main" in (site / about / "entry_points.txt").read_text()
 

@@ -1,0 +1,1 @@
+"""Are answers right, and what are they cited for? Figures over the lines of a batch."""
