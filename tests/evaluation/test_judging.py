@@ -70,6 +70,9 @@ def test_figures_are_of_the_lines_that_have_them() -> None:
         **dict.fromkeys(("gold_passage_cited", "cited_passages_gold"), 1),
     }
     assert (run.lines, run.missing) == (3, (4,))
+    # one value says nothing of the mean, and little of a share
+    assert (run.figures["f1"].low, run.figures["f1"].high) == (0.0, 1.0)
+    assert run.figures["answer_match"].low == pytest.approx(0.2065, abs=1e-4)
     assert run.statuses["ok"].share == 1.0
     assert run.tokens == {"input": 300, "cached": 180, "output": 30, "total": 330}
     assert run.timings_ms["total"] == pytest.approx({"p50": 80.0, "p99": 119.2})
