@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -185,6 +185,22 @@ def run(
       carpool batch run questions.jsonl --out answers.jsonl --ordered
       carpool batch run questions.txt --max-tokens 200 --price-out 0.60 --max-cost 5
     """
+    _, found = work_off(file, how, running, money, sources)
+    if as_json:
+        print_json(found)
+    else:
+        output().print(values_table(found))
+    if not running.estimate and (found["refused"] or found.get("ok", 0) < found["questions"]):
+        raise typer.Exit(FAILED)
+
+
+def work_off(
+    file: Path, how: How, running: Running, money: Money, sources: ClientArgs
+) -> tuple[Path, dict[str, Any]]:
+    """Runs a batch; returns its output, and what is known of the batch then, or the estimate.
+
+    Blocks. Raises `ConfigError` and `RetryableError`.
+    """
     side = sources.batch_settings()
     costs = Costs(money.prices(side, how.max_tokens))
     out, errors, in_order = running.paths(file)
@@ -200,14 +216,8 @@ def run(
         ended = runner.run(takes_over=running.take_over, sample=running.asked())
         if running.ordered and ended == "done":
             write_ordered([errors, out], in_order, source.facts.lines)
-    found = report.estimate(source) if running.estimate else report.end(ended, source)
-    if as_json:
-        print_json(found)
-    else:
-        output().print(values_table(found))
-        people().print(f"{out}: {HOW_ENDED[ended]}")
-    if plan.open or source.refused or plan.counts["ok"] < plan.counts.total():
-        raise typer.Exit(FAILED)
+    people().print(f"{out}: {HOW_ENDED[ended]}")
+    return out, report.estimate(source) if running.estimate else report.end(ended, source)
 
 
 def _checked(file: Path, options: BatchOptions, errors: Path, report: RunReport) -> InputFile:

@@ -116,6 +116,7 @@ class RunReport:
             "batch_id": source.batch_id,
             "ended": ended,
             **{str(name): count for name, count in self.plan.counts.items()},
+            "questions": source.facts.questions,
             "open": self.plan.open,
             "refused": len(source.refused),
             "input_tokens": self._costs.input_tokens,

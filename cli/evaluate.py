@@ -11,17 +11,23 @@ from rich.text import Text
 from carpool.errors import ConfigError
 from carpool.evaluation.files import read_answers, read_gold, write_page
 from carpool.evaluation.report import Comparison, Report, compare, report
+from cli.batch import How, Money, Running, work_off
 from cli.console import output, people, print_json, table
-from cli.options import JsonOption
+from cli.options import ClientArgs, JsonOption, spread
 
 LINES_SHOWN = 10
 """Numbers of lines that a message names."""
 
 
+@spread
 def evaluate(
     questions: Annotated[Path, typer.Argument(help="JSON lines, as `carpool batch` takes them.")],
+    how: How,
     answers: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The output of `carpool batch run`.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The output of `carpool batch run`. Default: it is run here."
+        ),
     ] = None,
     runs: Annotated[
         tuple[Path, Path] | None,
@@ -31,19 +37,23 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Write one page with every answer, too.")
     ] = None,
     as_json: JsonOption = False,
+    *,
+    sources: ClientArgs,
 ) -> None:
     """Evaluate the answers of a batch: are they right, and what are they cited for?
 
-    A line of QUESTIONS may have `answers`, texts of which any is right, and `passages`, ids of
-    which any should be found. Means have 95 % intervals. A citation is judged by the words that its
-    passage and its sentence share, as in each answer, and by no model. A line without an answer
-    counts in no figure; an answer that failed counts as wrong.
+    Without --answers the batch is run, or goes on, as by `carpool batch run QUESTIONS`. A line of
+    QUESTIONS may have `answers`, texts of which any is right, and `passages`, ids of which any
+    should be found. Means have 95 % intervals. A citation is judged by the words that its passage
+    and its sentence share, as in each answer, and by no model. A line without an answer counts in
+    no figure; an answer that failed counts as wrong.
 
     --compare prints the lines whose status, text, figures, passages or citations differ, and the
     mean differences of the lines that both runs have, with intervals of paired values.
 
     \b
     Examples:
+      carpool eval questions.jsonl --workflow multistep
       carpool eval questions.jsonl --answers answers.jsonl --html report.html
       carpool eval questions.jsonl --compare before.jsonl after.jsonl
     """
@@ -54,15 +64,12 @@ def evaluate(
         compared = compare(gold, *(read_answers(path, gold) for path in runs))
         print_json(compared) if as_json else _print_comparison(compared)
         return
-    found = report(gold, read_answers(answers or answered(questions), gold))
+    if answers is None:
+        answers, _ = work_off(questions, how, Running(), Money(), sources)
+    found = report(gold, read_answers(answers, gold))
     if html is not None:
         write_page(found, html)
     print_json(found) if as_json else _print_report(found)
-
-
-def answered(questions: Path) -> Path:
-    """Runs a file of questions as a batch, and returns the file of its answers."""
-    raise ConfigError(f"give the answers to {questions}: --answers FILE, of `carpool batch run`")
 
 
 def _print_report(found: Report) -> None:

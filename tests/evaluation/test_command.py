@@ -108,7 +108,6 @@ def test_questions_with_a_body_and_their_own_id_are_matched_by_line(tmp_path: Pa
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     asking = questions(tmp_path / "q.jsonl", GOLD)
     for options, why in (
-        ("", "--answers FILE"),
         ("--answers nowhere.jsonl", "cannot read nowhere.jsonl"),
         ("--compare a b --html c", "--compare takes two runs"),
     ):

@@ -344,6 +344,18 @@ def test_an_estimate_asks_a_sample_and_its_answers_count(
     assert len(responder.seen) == 100
 
 
+def test_an_evaluation_runs_the_batch_and_goes_on(batches: Batches, responder: Responder) -> None:
+    texts = questions(4)
+    gold = [{"text": text, "answers": [text if n else "x"]} for n, text in enumerate(texts)]
+    batches.write(*texts)
+    batches.write(*map(json.dumps, gold), name="g.jsonl")
+    responder.texts = set(texts)
+    for _ in range(2):
+        found = carpool(f"eval {batches.folder}/g.jsonl --json {batches.at}").json
+        assert found["figures"]["answer_match"]["share"] == 0.75
+    assert len(responder.seen) == 4
+
+
 @pytest.mark.kafka
 def test_lines_that_only_the_output_has_are_done_when_the_log_has_forgotten_them(
     kafka_bootstrap: str, tmp_path: Path
