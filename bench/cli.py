@@ -8,7 +8,7 @@ import typer
 from bench.core.options import command_of
 from bench.data.options import GrowOptions
 from bench.papers import options as papers
-from bench.reliability.options import ChaosOptions, TornOptions
+from bench.reliability.options import BatchesOptions, ChaosOptions, TornOptions
 from bench.search.options import SearchOptions
 from bench.services import options as services
 
@@ -21,8 +21,8 @@ app = typer.Typer(
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
 claims and answers start the services as processes and an embedded broker, publish questions, and
-read every answer. priorities, overhead, chaos and torn do the same on Apache Kafka that they start
-from KAFKA_HOME. The others need no broker. The JSON of each run names
+read every answer. priorities, overhead, batches, chaos and torn do the same on Apache Kafka that
+they start from KAFKA_HOME. The others need no broker. The JSON of each run names
 its machine, versions, data and settings.
 """,
 )
@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "priorities": (services.PrioritiesOptions, "bench.services.priorities"),
     "overhead": (services.OverheadOptions, "bench.services.overhead"),
     "data": (GrowOptions, "bench.data.grown"),
+    "batches": (BatchesOptions, "bench.reliability.batches"),
     "chaos": (ChaosOptions, "bench.reliability.chaos.command"),
     "torn": (TornOptions, "bench.reliability.torn"),
     "search": (SearchOptions, "bench.search.run"),

@@ -1,4 +1,4 @@
-"""The options of `carpool bench chaos` and `torn`. A docstring is the command's help."""
+"""The options of `carpool bench batches`, `chaos` and `torn`. A docstring is the command's help."""
 
 from __future__ import annotations
 
@@ -57,3 +57,23 @@ class TornOptions(ServiceOptions, frozen=True, kw_only=True):
 
     ends: Annotated[int, Option(min=1, help="Ends of transactions that are delayed.")] = 1_000
     kills: Annotated[int, Option(min=0, help="Of these, with a kill of the grouper.")] = 200
+
+
+class BatchesOptions(ServiceOptions, frozen=True, kw_only=True):
+    """Is each line of a batch answered once while its services and its runner are killed?
+
+    Measures the rate first, without faults, against plain records. Then runs a batch of --lines,
+    half of them by Zipf's law, with a stand-in for an LLM that answers at once: services and runner
+    are killed at random times, and one runner goes on in a folder that has nothing but the input.
+    At the end the ordered output is compared with the input.
+
+    Ends with 1 when a line is missing, twice or of another question, more calls of the LLM are
+    repeated than kills of the generator may repeat, or the rate is below .8 of plain records.
+    """
+
+    lines: Annotated[int, Option(min=1, help="Of the batch with faults.")] = 100_000
+    rate_lines: Annotated[int, Option(min=1, help="Of each measurement of the rate.")] = 5_000
+    kills: Annotated[int, Option(min=0, help="Of each service.")] = 30
+    runner_kills: Annotated[int, Option(min=0, help="Of the runner.")] = 10
+    seconds: Annotated[float, Option(min=1, help="Over which kills are spread.")] = 600.0
+    seed: Annotated[int, Option(help="Seed of questions, victims and times.")] = 0
