@@ -20,10 +20,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
-claims and answers start the services as processes and an embedded broker, publish questions, and
-read every answer. priorities, overhead, batches, chaos and torn do the same on Apache Kafka that
-they start from KAFKA_HOME. The others need no broker. The JSON of each run names
-its machine, versions, data and settings.
+claims, answers and backlog start the services as processes and an embedded broker, publish
+questions, and read every answer. priorities, overhead, batches, chaos and torn do the same on
+Apache Kafka that they start from KAFKA_HOME. The others need no broker. The JSON of each run
+names its machine, versions, data and settings.
 """,
 )
 paper = typer.Typer(
@@ -34,6 +34,7 @@ paper = typer.Typer(
 
 COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "answers": (services.AnswersOptions, "bench.answers.run"),
+    "backlog": (services.BacklogOptions, "bench.services.backlog"),
     "claims": (services.ClaimsOptions, "bench.services.claims"),
     "priorities": (services.PrioritiesOptions, "bench.services.priorities"),
     "overhead": (services.OverheadOptions, "bench.services.overhead"),

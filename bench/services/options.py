@@ -107,3 +107,17 @@ class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=lambda: ["one_shot"])
     questions: Annotated[int, Option(min=1, max=100, help="Of the 100 that are asked.")] = 100
     natural: Annotated[int, Option(min=0, help="Of NQ's questions that are asked too.")] = 0
+
+
+class BacklogOptions(CorpusOptions, frozen=True, kw_only=True):
+    """What does a backlog cost, and what does a crash, against a script that people write?
+
+    Answers --questions of NQ, and as many by Zipf's law of 60, with one vLLM that the run starts:
+    by `carpool batch run` and by a script with sentence-transformers, FAISS and asyncio, which
+    resumes from its own output. Then again, and each is killed when half of the lines are answered:
+    the script, and Carpool's runner and services.
+
+    Ends with 1 when Carpool loses a line, or has one twice.
+    """
+
+    questions: Annotated[int, Option(min=2, help="Of each load.")] = 200
