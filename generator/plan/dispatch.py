@@ -6,8 +6,8 @@ queue of prompts. Each has its health, its requests in flight, and what it has c
 *Which prompt, which server.* A server with a free slot takes the prompt that `queue` chooses for
 it. If several servers have a free slot, the prompt goes to the server that has most of it cached;
 while the tokens of the prompt are not known, to the server that was warmed for it. Only the least
-loaded server and servers with at most `LEAD_MAX` requests more may take it. Where nothing is known
-to be cached, the least loaded server takes it.
+loaded server and servers with at most `LEAD_MAX` requests more may take it, unless these may not
+have it now. Where nothing is known to be cached, the least loaded server takes it.
 
 *Refusals.* A refused prompt is retried: at another server at once, at the same one after a pause of
 its own. The refusal is the prompt's if the server accepted another request since it got the prompt;
@@ -49,11 +49,7 @@ from generator.plan.health import RETRY_AFTER_US_MAX, DispatchServer
 from generator.plan.kv_tree import KvTree, KvTreeEvent, ServerLost
 from generator.plan.queue import PromptQueue, QueuedPrompt
 from generator.plan.refusals import Refusals, RefusedPrompts
-
-LEAD_MAX = 1
-"""A server takes the prompt of which it has most cached only if it has at most so many requests
-more than the least loaded server. With a higher value, few servers get nearly all prompts while the
-load is low."""
+from generator.plan.slots import takers
 
 
 class Dispatcher:
@@ -321,9 +317,7 @@ class Dispatcher:
         return queued
 
     def _send(self, actions: list[DispatchAction]) -> None:
-        while (takers := self._takers()) and (
-            queued := self._queue.take_next(self._now_us, takers)
-        ):
+        while queued := self._take_next():
             self._start(queued, actions)
         for place, server in enumerate(self.servers):
             if probe := server.next_probe(self._now_us, has_prompts=len(self._queue) > 0):
@@ -332,12 +326,9 @@ class Dispatcher:
             if is_unproven and (queued := self._queue.take_probe(self._now_us, place)):
                 self._start(queued, actions)
 
-    def _takers(self) -> Sequence[int]:
-        """Returns the proven servers that may take the next prompt, the least loaded first."""
-        proven = [place for place, one in enumerate(self.servers) if one.has_room and one.is_proven]
-        least = min((self.servers[place].load() for place in proven), default=0.0)
-        fit = (place for place in proven if self.servers[place].load(LEAD_MAX) <= least)
-        return sorted(fit, key=lambda place: self.servers[place].load())
+    def _take_next(self) -> QueuedPrompt | None:
+        taken = (self._queue.take_next(self._now_us, each) for each in takers(self.servers))
+        return next(filter(None, taken), None)
 
     def _start(self, queued: QueuedPrompt, actions: list[DispatchAction]) -> None:
         id, server = queued.prompt.id, self.servers[queued.server]
