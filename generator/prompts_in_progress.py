@@ -77,6 +77,7 @@ class PromptsInProgress:
             tries_max=llm.tries_max,
             later_us_max=llm.later_ms_max * 1_000,
             servers=len(servers),
+            interactive_slots=settings.interactive_slots,
             follows_caches=bool(endpoints),
         )
         self._looks_at_servers = settings.concurrency == 0

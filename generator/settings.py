@@ -32,6 +32,19 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "slower",
         ),
     ] = 8
+    interactive_slots: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="Slots of each LLM server that prompts of the class batch leave free, so "
+            "that an interactive prompt is sent at once; 0: none. One prompt of a batch may always "
+            "be at a server: with concurrency 1 none is kept. With concurrency 0 they come on top "
+            "of what a batch may use. Too low lets a user wait until a prompt of a batch ends; too "
+            "high slows batches, also while no user asks: one of 8 costs an eighth, which "
+            "concurrency 9 gives back",
+        ),
+    ] = 1
     template: Annotated[
         str,
         Meta(

@@ -15,8 +15,8 @@ FOUND_MAX = 256
 def next_concurrency(concurrency: int, *, in_flight: int, waiting: int | None) -> int:
     """Returns the number of requests at once after a look at a server.
 
-    `in_flight`: our requests at the server. `waiting`: those of all, ours among them, that it has
-    not begun.
+    `in_flight`: our requests at the server, and slots that are kept free. `waiting`: those of all,
+    ours among them, that it has not begun.
     """
     if waiting is None:
         return concurrency

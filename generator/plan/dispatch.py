@@ -49,7 +49,7 @@ from generator.plan.health import RETRY_AFTER_US_MAX, DispatchServer
 from generator.plan.kv_tree import KvTree, KvTreeEvent, ServerLost
 from generator.plan.queue import PromptQueue, QueuedPrompt
 from generator.plan.refusals import Refusals, RefusedPrompts
-from generator.plan.slots import takers
+from generator.plan.slots import kept_servers, takers
 
 
 class Dispatcher:
@@ -63,14 +63,16 @@ class Dispatcher:
         tries_max: int,
         later_us_max: int,
         servers: int = 1,
+        interactive_slots: int = 0,
         follows_caches: bool = False,
     ) -> None:
         """`follows_caches`: there are KV events; else prompts go in the order of arrival.
 
-        `concurrency`: requests in flight at each server, until `LoadSeen`. `prompts_max`:
-        prompts waiting or in flight. `tries_max`: tries after which a prompt is given up;
-        `later_us_max`: the time since its first refusal.
+        `concurrency`: requests in flight at each server, until `LoadSeen`; `interactive_slots` of
+        these are kept. `prompts_max`: prompts waiting or in flight. `tries_max`: tries after which
+        a prompt is given up; `later_us_max`: the time since its first refusal.
         """
+        self._interactive_slots = interactive_slots
         self._prompts_max = prompts_max
         self._tries_max = tries_max
         self._later_us_max = later_us_max
@@ -178,7 +180,7 @@ class Dispatcher:
             at_server = [id for id, one in self._in_flight.items() if one.server == place]
             assert server.in_flight == len(at_server), "miscounted requests"
             assert server.begun == sum(self._in_flight[id].is_begun for id in at_server)
-            can_send = server.has_room and self._queue.may_go(place, self._now_us)
+            can_send = server.has_room and self._queue.may_go(place, self._now_us, self._kept())
             assert not can_send, "a prompt could be sent"
 
     def _follow_prompt(self, event: DispatchEvent, actions: list[DispatchAction]) -> None:
@@ -216,8 +218,9 @@ class Dispatcher:
                 self._change_cache(server, change, actions)
             case LoadSeen(server=server, waiting=waiting):
                 one = self.servers[server]
+                taken = one.in_flight + self._interactive_slots  # else a batch would raise nothing
                 one.concurrency = next_concurrency(
-                    one.concurrency, in_flight=one.in_flight, waiting=waiting
+                    one.concurrency, in_flight=taken, waiting=waiting
                 )
 
     def _end(self, event: RequestEnded, actions: list[DispatchAction]) -> None:
@@ -322,13 +325,18 @@ class Dispatcher:
         for place, server in enumerate(self.servers):
             if probe := server.next_probe(self._now_us, has_prompts=len(self._queue) > 0):
                 actions.append(ProbeServer(server=place, probe=probe))
-            is_unproven = server.has_room and not server.is_proven
-            if is_unproven and (queued := self._queue.take_probe(self._now_us, place)):
+            if not server.has_room or server.is_proven:
+                continue
+            if queued := self._queue.take_probe(self._now_us, place, self._kept()):
                 self._start(queued, actions)
 
     def _take_next(self) -> QueuedPrompt | None:
-        taken = (self._queue.take_next(self._now_us, each) for each in takers(self.servers))
+        kept = self._kept()
+        taken = (self._queue.take_next(self._now_us, each, kept) for each in takers(self.servers))
         return next(filter(None, taken), None)
+
+    def _kept(self) -> list[int]:
+        return kept_servers(self.servers, self._in_flight.values(), self._interactive_slots)
 
     def _start(self, queued: QueuedPrompt, actions: list[DispatchAction]) -> None:
         id, server = queued.prompt.id, self.servers[queued.server]

@@ -10,10 +10,12 @@ from heapq import heappop, heappush
 from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.kv_tree import KvTreeStep
 from generator.plan.refusals import Digest, RefusedPrompts
+from schemas.topics import BATCH_PRIORITY
 
 OLDEST_EVERY = 16
 """Every 16th prompt sent is the one that waited longest, so no priority and no order starves a
-prompt: it waits for at most 16 times as many prompts as waited when it came."""
+prompt: it waits for at most 16 times as many prompts as waited when it came. While slots are kept
+from a batch, one of its prompts is at a server, and the oldest interactive one is sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,11 @@ class Prompt:
     def refusal_key(self) -> Digest:
         """What its refusals are counted by."""
         return self.id if self.digest is None else self.digest
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is of the class batch, and no interactive query waits for its answer."""
+        return self.priority > BATCH_PRIORITY // 2  # which no query can ask for
 
     def is_late(self, now_us: int) -> bool:
         """Returns whether the deadline has passed."""
@@ -154,12 +161,15 @@ class PromptQueue:
             cache.remove(id)
         return self._waiting.pop(id, None)
 
-    def take_next(self, now_us: int, servers: Sequence[int] = (0,)) -> QueuedPrompt | None:
+    def take_next(
+        self, now_us: int, servers: Sequence[int] = (0,), kept: Collection[int] = ()
+    ) -> QueuedPrompt | None:
         """Removes and returns the next prompt to send, or None if none may be sent now.
 
-        `servers`: those that may take it, the preferred first; at least one.
+        `servers`: those that may take it, the preferred first; at least one. `kept`: those that
+        take no prompt of a batch now.
         """
-        may_go = {server: self.may_go(server, now_us) for server in servers}
+        may_go = {server: self.may_go(server, now_us, kept) for server in servers}
         ready = {id: one for ones in may_go.values() for id, one in ones.items()}.values()
         if not ready:
             return None
@@ -178,32 +188,35 @@ class PromptQueue:
             return self._take(id, {server: may_go[server]})
         return self._take(first.id, may_go)
 
-    def take_probe(self, now_us: int, server: int) -> QueuedPrompt | None:
+    def take_probe(
+        self, now_us: int, server: int, kept: Collection[int] = ()
+    ) -> QueuedPrompt | None:
         """Removes and returns the prompt to prove a server with: the oldest of those with fewest
         refusals, or None if none may be sent now.
         """
-        ready = self.may_go(server, now_us)
+        ready = self.may_go(server, now_us, kept)
         if not ready:
             return None
         refusals = {id: self._refused.of(one.refusal_key).count for id, one in ready.items()}
         oldest = min(ready.values(), key=lambda one: (refusals[one.id], *one.arrival()))
         return self._take(oldest.id, {server: ready})
 
-    def may_go(self, server: int, now_us: int) -> dict[int, Prompt]:
+    def may_go(self, server: int, now_us: int, kept: Collection[int] = ()) -> dict[int, Prompt]:
         """Returns the prompts that a server may get now, while no equal one is at a server."""
         ready, paused = self._ready[server], self._paused[server]
         while paused and paused[0][0] <= now_us:
             _, id = heappop(paused)
             if id in self._waiting:
                 ready[id] = self._waiting[id]
-        may_go: dict[int, Prompt] = {}
+        may_go, is_kept = dict[int, Prompt](), server in kept
         for id, queued in tuple(ready.items()):
-            refusals = self._refused.of(queued.prompt.refusal_key)
+            prompt = queued.prompt
+            refusals = self._refused.of(prompt.refusal_key)
             if (until_us := refusals.not_before_us.get(server, 0)) > now_us:
                 heappush(paused, (until_us, id))
                 del ready[id]
-            elif queued.prompt.key not in self._sent_keys:
-                may_go[id] = queued.prompt
+            elif prompt.key not in self._sent_keys and not (is_kept and prompt.is_batch):
+                may_go[id] = prompt
         return may_go
 
     def look_again(self, digests: Collection[Digest]) -> None:

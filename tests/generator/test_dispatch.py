@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,8 +42,9 @@ from generator.plan.dispatch_events import (
     TimePassed,
 )
 from generator.plan.kv_tree import BlocksStored, KvBatch, digests_of
-from generator.plan.queue import Prompt
+from generator.plan.queue import OLDEST_EVERY, Prompt
 from generator.plan.refusals import RefusedAs
+from schemas.topics import BATCH_PRIORITY
 from tests.transcripts import Execute
 
 KINDS = get_args(RefusedAs)
@@ -124,6 +126,8 @@ def _events(
             return [LoadSeen(server=0, **options)]
         case "revoke":
             return [PromptsRevoked(ids=frozenset(ids))]
+        case "hasten":
+            return [PromptHastened(id=id, deadline_us=None, **options) for id in ids]
         case "wait":
             return [TimePassed()]
     raise ValueError(f"no event {kind!r}")
@@ -168,6 +172,7 @@ STEPS = st.lists(
                 "lost",
                 "store",
                 "load",
+                "hasten",
                 "check",
                 "check_refused",
                 "revoke",
@@ -196,7 +201,7 @@ class Accounts:
     check or a canary that is out; `refused_by`: the servers that refused a prompt, and when first.
     """
 
-    def __init__(self, servers: int) -> None:
+    def __init__(self, servers: int, concurrency: int, slots: int) -> None:
         self.prompts: dict[int, Prompt] = {}
         self.server_of: dict[int, int] = {}
         self.attempts: Counter[int] = Counter()
@@ -205,7 +210,7 @@ class Accounts:
         self.begun: set[int] = set()
         self.paid: Counter[int] = Counter()
         self.refused_by: dict[int, dict[int, int]] = defaultdict(dict)
-        self.limits = [LIMITS["concurrency"]] * servers
+        self.limits, self.slots = [concurrency] * servers, slots
         self.next_seqs = [0] * servers
         self.next_id = 0
 
@@ -220,8 +225,11 @@ class Accounts:
             case LoadSeen(server=server, waiting=waiting):
                 at_it = [id for id, place in self.server_of.items() if place == server]
                 sent = sum(not self.prompts[id].is_late(now_us) for id in at_it)
-                limit = self.limits[server]
-                self.limits[server] = next_concurrency(limit, in_flight=sent, waiting=waiting)
+                self.limits[server] = next_concurrency(
+                    self.limits[server], in_flight=sent + self.slots, waiting=waiting
+                )
+            case PromptHastened(id=id, priority=priority) if id in self.prompts:
+                self.prompts[id] = replace(self.prompts[id], priority=priority)
             case RequestRefused(id=id) if id is not None and not self.prompts[id].is_late(now_us):
                 self.refused_by[id].setdefault(self.server_of.pop(id), now_us)
                 self.paid[id] += event.is_paid or id in self.begun
@@ -241,11 +249,11 @@ class Accounts:
                     assert id in self.prompts and id not in self.server_of
                     keys = {self.prompts[one].key for one in self.server_of}
                     assert self.prompts[id].key not in keys - {None}, "an equal one is sent"
+                    assert self.takes(server, self.prompts[id]), "no slot for it"
                     self.server_of[id] = server
                     self.begun.discard(id)
                     self.attempts[id] += 1
                     assert attempt == self.attempts[id]
-                    assert Counter(self.server_of.values())[server] <= self.limits[server]
                 case ProbeServer(server=server, probe=probe):
                     assert server not in self.checked
                     self.checked.add(server)
@@ -268,6 +276,15 @@ class Accounts:
         is_over = self.attempts[id] >= tries_max or is_long
         return self.paid[id] >= tries_max or (is_over and are_open <= first.keys())
 
+    def takes(self, server: int, prompt: Prompt) -> bool:
+        """Whether a server that takes prompts has a slot for this one: a batch leaves some free,
+        except for one of its prompts.
+        """
+        there = [self.prompts[id] for id, place in self.server_of.items() if place == server]
+        has_batch = any(one.priority >= BATCH_PRIORITY for one in there)
+        left = self.slots if has_batch and prompt.priority >= BATCH_PRIORITY else 0
+        return len(there) < self.limits[server] - left
+
     def end(self, id: int) -> None:
         """Ends a query, which is an error the second time."""
         del self.prompts[id]
@@ -284,7 +301,7 @@ def event_of(kind: str, number: int, accounts: Accounts, now_us: int) -> Dispatc
                 prompt=Prompt(
                     id=next_id,
                     arrival_us=now_us,
-                    priority=number % 2,
+                    priority=(0, BATCH_PRIORITY, 1)[number % 3],
                     deadline_us=deadline_us,
                     token_ids=PROMPTS[next_id % 2],
                     key=(None, None, "a")[next_id % 3],
@@ -302,8 +319,14 @@ def event_of(kind: str, number: int, accounts: Accounts, now_us: int) -> Dispatc
             accounts.next_seqs[server] += 1
             batch = KvBatch(seq=accounts.next_seqs[server] - 1, events=(STORED[number % 2],))
             return CacheChanged(server=server, event=batch)
-        case "revoke":
-            return PromptsRevoked(ids=frozenset(sorted(accounts.prompts)[: number % 3]))
+        case "revoke" | "hasten":
+            ids = sorted(accounts.prompts)
+            hastened = next(iter(ids[number:]), 0)
+            return (
+                PromptHastened(id=hastened, priority=0, deadline_us=None)
+                if kind == "hasten"
+                else PromptsRevoked(ids=frozenset(ids[: number % 3]))
+            )
         case "tick":
             return TimePassed()
         case "accept" | "end" | "refuse" | "failed" | "gateway" | "paid" | "lost" if (
@@ -328,12 +351,22 @@ def event_of(kind: str, number: int, accounts: Accounts, now_us: int) -> Dispatc
 # ---- against a plain bookkeeper, over random histories
 
 
-@given(STEPS, st.integers(1, 3), st.booleans())
+@given(STEPS, st.integers(1, 3), st.booleans(), st.integers(1, 4), st.integers(0, 4))
 def test_over_any_history_each_query_ends_once_or_is_still_there(
-    steps: list[tuple[str, int, int]], servers: int, follows_caches: bool
+    steps: list[tuple[str, int, int]],
+    servers: int,
+    follows_caches: bool,
+    concurrency: int,
+    slots: int,
 ) -> None:
-    dispatcher = new_dispatcher(servers=servers, follows_caches=follows_caches, tries_max=2)
-    accounts, now_us = Accounts(servers), 0
+    dispatcher = new_dispatcher(
+        servers=servers,
+        follows_caches=follows_caches,
+        tries_max=2,
+        concurrency=concurrency,
+        interactive_slots=slots,
+    )
+    accounts, now_us = Accounts(servers, concurrency, slots), 0
     for kind, number, wait_us in steps:
         now_us += wait_us
         event = event_of(kind, number, accounts, now_us)
@@ -356,12 +389,37 @@ def test_over_any_history_each_query_ends_once_or_is_still_there(
             assert state == "open" or server not in sent_to, "it refuses, or nobody knows"
             if state == "open" and not dispatcher.servers[server].is_proven:
                 assert sent_to.count(server) <= 1, "one at a time"
+            can_send = state == "open" and dispatcher.servers[server].is_proven
+            if isinstance(event, PromptArrived) and event.prompt.key is None and can_send:
+                is_sent = event.prompt.id in accounts.server_of
+                assert is_sent or not accounts.takes(server, event.prompt), "it is sent at once"
         assert dispatcher.is_open or dispatcher.credit() == 0
         if isinstance(event, RequestRefused) and event.is_lost and follows_caches:
             tree = dispatcher.servers[event.server].tree
             assert tree is not None and tree.is_blind and len(tree) == 0
         wake_us = dispatcher.wake_us()
         assert wake_us is None or wake_us > now_us, "what is due was done"
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 8])
+@pytest.mark.parametrize("slots", [0, 1, 8])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_batch_goes_on_however_many_slots_are_kept_and_interactive_prompts_wait(
+    concurrency: int, slots: int, servers: int
+) -> None:
+    dispatcher = open_dispatcher(
+        concurrency=concurrency, interactive_slots=slots, servers=servers, prompts_max=100
+    )
+    sent, ended = [], 0
+    for id in range(100 + 3 * 2 * OLDEST_EVERY):
+        is_batch = id in (50, 51, 52)
+        prompt = Prompt(id=id, arrival_us=id, priority=BATCH_PRIORITY if is_batch else 0)
+        sent += sent_by(dispatcher.step(PromptArrived(prompt=prompt), id))
+        dispatcher.check_integrity()
+        if id >= 60:
+            sent += sent_by(dispatcher.step(RequestEnded(id=sent[ended]), id))
+            ended += 1
+    assert {50, 51, 52} <= set(sent[:ended])
 
 
 def test_a_hastened_prompt_is_sent_as_soon_as_its_most_urgent_follower_and_expires_as_before() -> (

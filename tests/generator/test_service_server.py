@@ -21,9 +21,11 @@ from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.query import Generation
+from schemas.topics import QUERIES_BATCH
 from tests.clocks import NOW_US, HandClock
 from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import LLM, running, unit
+from tests.records import a_source
 
 HANG = Reply(text="one two three", hangs_after=1)
 
@@ -185,6 +187,16 @@ def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
         assert run.metric("llm_requests_in_flight") == 2
         run.stage.revoke(frozenset(one.id for one in units), frozenset())
         assert run.stage.credit() == Credit(records=16, size_bytes=INTAKE_BYTES_MAX)
+
+
+def test_a_slot_is_kept_from_queries_of_a_batch_for_those_of_users() -> None:
+    engine = MemoryLlm(script=[HANG] * 10)
+    with running(engine, GeneratorSettings(concurrency=3)) as run:
+        run.offer(*(unit(source=a_source(n, QUERIES_BATCH.name)) for n in range(3)))
+        run.wait(lambda: len(engine.requests) == 2)
+        run.offer(unit("and who?"))
+        run.wait(lambda: len(engine.requests) == 3)
+        assert "and who?" in str(engine.requests[2])
 
 
 def test_revoked_queries_are_cancelled_and_never_answered() -> None:
