@@ -76,14 +76,24 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     Interactive questions are asked alone, then with --batch questions of the class batch queued
     before them; the questions of a quiet tenant alone, then with those of a loud tenant.
 
-    Ends with 1 when the interactive p99 is over twice, or the quiet tenant's over one and a half
-    times what it is alone, a question has not one answer, or the backlog was empty before the end.
+    Ends with 1 when the interactive p99 is over twice (with --llm-ms: 1.2 times), or the quiet
+    tenant's over one and a half times what it is alone, a question has not one answer, or the
+    backlog was empty before the end.
     """
 
     batch: Annotated[int, Option(min=1, help="Batch questions that are queued first.")] = 20_000
+    rate_per_s: Annotated[float, Option("--rate", min=0.01, help="Of interactive questions.")] = (
+        20.0
+    )
     tenant_rate_per_s: Annotated[
-        float, Option("--tenant-rate", min=1, help="Of both tenants; nine tenths of it are loud.")
+        float,
+        Option(
+            "--tenant-rate", min=0, help="Of both tenants; nine tenths are loud. 0: no tenants."
+        ),
     ] = 200.0
+    llm_ms: Annotated[
+        int, Option("--llm-ms", min=0, help="Of each reply of a stand-in for an LLM; 0: no LLM.")
+    ] = 0
     seconds: SecondsOption = 20.0
     warm_up_s: WarmUpOption = 60.0
 

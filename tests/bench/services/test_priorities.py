@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bench.core.accounting import account
 from bench.core.spread import spread
 from bench.services.options import PrioritiesOptions
-from bench.services.priorities import ConditionResult, promises_of, run
+from bench.services.priorities import LLM_SLOWDOWN_MAX, ConditionResult, promises_of, run
 
 ONE_ANSWER = "each question has one answer"
 
@@ -57,6 +57,11 @@ def test_each_promise_breaks_by_itself(
     promises = promises_of(CONDITIONS | changes, batch_left)
     assert len(promises) == 4
     assert [name for name, is_kept in promises.items() if not is_kept] == [broken] * bool(broken)
+
+
+def test_with_an_llm_and_without_tenants_a_batch_may_slow_others_less() -> None:
+    conditions = dict(list(CONDITIONS.items())[:3])
+    assert list(promises_of(conditions, 1, LLM_SLOWDOWN_MAX).values()) == [False, True, True]
 
 
 @pytest.mark.kafka
