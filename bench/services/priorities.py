@@ -120,14 +120,14 @@ def measure(session: Session, options: PrioritiesOptions) -> tuple[Conditions, d
     wait(first_batch)
     found["interactive alone"] = wait(send(options.rate_per_s, seconds))
     batch = batch_of(options.batch)
-    before = answered(batch)
+    before, began_s = answered(batch), time.monotonic()
     together = send(options.rate_per_s, seconds)
-    after = answered(batch)
+    after, took_s = answered(batch), time.monotonic() - began_s
     found["interactive with batch"] = wait(together)
-    counts = {"batch_left": len(batch) - after, "batch_per_s": (after - before) / seconds}
-    left, started_s = len(batch) - answered(batch), time.monotonic()
+    counts = {"batch_left": len(batch) - after, "batch_per_s": (after - before) / took_s}
+    left, began_s = len(batch) - answered(batch), time.monotonic()
     found["batch"] = wait(batch)
-    counts["batch_alone_per_s"] = left / (time.monotonic() - started_s - SETTLE_S)
+    counts["batch_alone_per_s"] = left / (time.monotonic() - began_s - SETTLE_S)
     if not options.tenant_rate_per_s:
         return found, counts
     found["quiet tenant alone"] = wait(send(quiet_per_s, seconds, "quiet"))
