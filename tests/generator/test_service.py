@@ -265,6 +265,11 @@ def test_an_answer_too_large_for_its_topic_is_failed_in_words() -> None:
             "invalid_value",
             "no template 'mine'; there are: ",
         ),
+        (
+            {"query": {"generation": Generation(model="other")}},
+            "unsupported",
+            "asks for 'other', and this generator has the model ",
+        ),
         ({"text": "x" * 20_000}, "too_large", "the question is 20000 characters"),
     ],
 )

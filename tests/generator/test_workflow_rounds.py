@@ -10,6 +10,7 @@ from carpool.workflow import Found, Generate
 from generator.llm.protocol import PromptRefused
 from generator.prompts import prepare_prompt
 from generator.settings import GeneratorSettings
+from schemas.query import Generation
 from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import running
 from tests.generator.workflow_units import WORKFLOWS, begun, ended, next_query, searched
@@ -50,6 +51,14 @@ def test_an_answer_that_a_step_wrote_is_whole_only_if_its_text_is(reason: str, s
         answer = ended(run, begun("text_first"))
     assert (answer.status, answer.finish_reason) == (status, reason)
     assert answer.answer == "So it is [1]."
+
+
+def test_no_text_of_a_workflow_is_of_another_model_than_its_query_asks_for() -> None:
+    engine = MemoryLlm()
+    with running(engine, workflows=WORKFLOWS) as run:
+        answer = ended(run, begun("text_first", generation=Generation(model="other")))
+    assert (answer.status, answer.error and answer.error.type) == ("failed", "unsupported")
+    assert engine.requests == []
 
 
 def test_passages_that_a_prompt_names_often_are_counted_as_often() -> None:

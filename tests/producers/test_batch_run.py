@@ -18,7 +18,13 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from msgspec import structs
 
+from carpool.clock import SystemClock
+from carpool.kafka.settings import KafkaSettings
+from producers.batch.batch_log import batch_record, read_batches
+from producers.publish_queries import Publisher
+from producers.settings import ClientSettings
 from schemas.answer import Usage, unanswered
 from schemas.query import Query
 from schemas.record import Record, Source
@@ -264,6 +270,12 @@ def test_a_dead_runner_is_waited_for_and_replaced_whatever_the_clocks_say(
     wait_until(lambda: len(responder.seen) == 10 or process.poll(), "10 questions")
     process.kill()
     process.communicate()
+    kafka = KafkaSettings(bootstrap=responder.bootstrap)
+    newest = max(read_batches(kafka, SystemClock()).values(), key=lambda each: each.updated_ms)
+    publisher = Publisher(kafka, ClientSettings())
+    ahead = structs.replace(newest, updated_ms=newest.updated_ms + 10**12)  # its clock was ahead
+    publisher.send(batch_record(ahead, 10**15), lambda *_: None)
+    publisher.close(WAIT_S)
     responder.reply = lambda query, source: [answer_to(query, source)]
     env = {**os.environ, "CARPOOL_LOG_LEVEL": "info"}
     command = [sys.executable, "-m", "carpool", *shlex.split(batches.arguments("", "q.txt"))]
