@@ -285,7 +285,9 @@ def test_a_dead_runner_is_waited_for_and_replaced_whatever_the_clocks_say(
     assert batches.last() == dict.fromkeys(range(1, 31), "ok")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20))]
+)
 def test_the_cost_of_all_answers_is_never_above_the_limit(
     batches: Batches, responder: Responder, seed: int
 ) -> None:
@@ -301,8 +303,9 @@ def test_the_cost_of_all_answers_is_never_above_the_limit(
     cap = rng.uniform(2, 12) * most
     options = (
         f"--price-in {price_in} --price-out {price_out} --max-tokens 5 --max-cost {cap} "
-        "--set generator.prompt_chars_max=100 --in-flight 7 --json"
+        "--set generator.prompt_chars_max=100 --in-flight 7 --take-over --json"
     )
+    batches.kill_after(rng.randrange(1, 15), options)
     ended = batches.run(options).json
     cost = (
         sum(
