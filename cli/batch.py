@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from cli.batch_shown import HOW_ENDED, RunReport, batches_table, values_table
+from cli.batch_shown import RunReport, batch_values, batches_table, values_table
 from cli.console import output, people, print_json, quiet_logs
-from cli.exit_codes import FAILED
+from cli.exit_codes import FAILED, INTERRUPTED
 from cli.options import ClientArgs, JsonOption, command_group, spread
 from cli.settings import BatchSide
 from cli.workflows import workflow_of
@@ -25,12 +24,14 @@ from producers.batch.change import BatchCommands
 from producers.batch.costs import Costs, Prices
 from producers.batch.input_file import InputFile, open_input
 from producers.batch.output_file import OutputFile, replaced, write_ordered
-from producers.batch.plan import STATUSES, BatchPlan
+from producers.batch.plan import BatchPlan
 from producers.batch.run import BatchRun
 from schemas.answer import Status
 from schemas.batch import Batch, BatchOptions
 
 CLOCK = SystemClock()
+AGAIN: tuple[Status, ...] = ("failed", "partial", "expired", "shed")
+"""Lines with such an answer can be asked again."""
 TEMPLATE_TOKENS = 100
 """What a server adds to a prompt around its messages, at most."""
 
@@ -150,10 +151,11 @@ class Running:
     def paths(self, file: Path) -> tuple[Path, Path, Path]:
         """Returns the output, the file of errors and the ordered output. Raises `ConfigError`."""
         out = self.out or file.with_name(f"{file.stem}.answers.jsonl")
-        if file.exists() and out.exists() and out.samefile(file):
-            raise ConfigError(f"{out} has the questions: give another --out")
-        errors, in_order = (f"{out.stem}.{each}.jsonl" for each in ("errors", "ordered"))
-        return out, out.with_name(errors), out.with_name(in_order)
+        names = (f"{out.stem}.{each}.jsonl" for each in ("errors", "ordered"))
+        errors, in_order = map(out.with_name, names)
+        if file.resolve() in [each.resolve() for each in (out, errors, in_order)]:
+            raise ConfigError(f"{file} has the questions, and would be written: give another --out")
+        return out, errors, in_order
 
 
 @app.command()
@@ -177,7 +179,7 @@ def run(
     citations, tokens, error. Of lines with the same `line` the last one counts. What is answered is
     known from rag.answers.v1, for as long as it keeps answers (7 days), and from the output.
 
-    Exit code 1: a line was refused, has no good answer, or was not asked.
+    Exit code 1: a line was refused, has no good answer, or was not asked; 130: after Ctrl-C.
 
     \b
     Examples:
@@ -190,6 +192,8 @@ def run(
         print_json(found)
     else:
         output().print(values_table(found))
+    if found.get("ended") == "stopped":
+        raise typer.Exit(INTERRUPTED)
     if not running.estimate and (found["refused"] or found.get("ok", 0) < found["questions"]):
         raise typer.Exit(FAILED)
 
@@ -206,17 +210,17 @@ def work_off(
     out, errors, in_order = running.paths(file)
     with ExitStack() as stack:
         report = stack.enter_context(RunReport(people(), costs))
+        output_file = stack.enter_context(closing(OutputFile(out)))
         source = stack.enter_context(closing(_checked(file, how.options(), errors, report)))
         left_out = (*source.refused, *source.blank)
         plan = report.plan = BatchPlan(source.facts.lines, running.in_flight, left_out)
-        output_file = stack.enter_context(OutputFile(out, report.waits))
         parts = (side.kafka, side.client, CLOCK, source, output_file, plan, costs, report.tell)
         runner = stack.enter_context(closing(BatchRun(*parts)))
         stack.enter_context(_stopped_by_signals(runner))
         ended = runner.run(takes_over=running.take_over, sample=running.asked())
         if running.ordered and ended == "done":
             write_ordered([errors, out], in_order, source.facts.lines)
-    people().print(f"{out}: {HOW_ENDED[ended]}")
+    people().print(f"{out}: {report.told(ended, source)}")
     return out, report.estimate(source) if running.estimate else report.end(ended, source)
 
 
@@ -269,7 +273,7 @@ def show(name: BatchName, as_json: JsonOption = False, *, sources: ClientArgs) -
     if as_json:
         print_json(batch)
     else:
-        output().print(values_table(msgspec.to_builtins(batch)))
+        output().print(values_table(batch_values(batch)))
 
 
 @app.command()
@@ -292,7 +296,7 @@ def retry(
     name: BatchName,
     status: Annotated[
         list[str],
-        typer.Option("--status", metavar="STATUS", help=f"One of: {', '.join(STATUSES)}."),
+        typer.Option("--status", metavar="STATUS", help=f"One of: {', '.join(AGAIN)}."),
     ],
     *,
     sources: ClientArgs,
@@ -306,13 +310,15 @@ def retry(
     Examples:
       carpool batch retry 3f9a --status failed --status expired
     """
-    if wrong := [each for each in status if each not in STATUSES]:
-        raise ConfigError(f"--status {wrong[0]}: an answer is one of: {', '.join(STATUSES)}")
-    statuses: list[Status] = [each for each in STATUSES if each in status]
+    if wrong := [each for each in status if each not in AGAIN]:
+        raise ConfigError(f"--status {wrong[0]}: these are asked again: {', '.join(AGAIN)}")
+    statuses: list[Status] = [each for each in AGAIN if each in status]
     batch = find_batch(_batches(sources), name)
+    count = sum(batch.counts.get(each, 0) for each in statuses)
+    if not (count or batch.runner):
+        raise ConfigError(f"batch {name} has no answer that is {' or '.join(statuses)}")
     with closing(_commands(sources)) as commands:
         commands.retry(batch, statuses)
-    count = sum(batch.counts.get(each, 0) for each in statuses)
     goes_on = "the run in progress asks them" if batch.runner else "now run the batch again"
     people().print(f"{count:,} lines are to be asked again: {goes_on}")
 

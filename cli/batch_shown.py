@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -29,7 +30,7 @@ HOW_ENDED: dict[End, str] = {
     "done": "every question has its answer",
     "stopped": "stopped; give the same command again to go on",
     "cancelled": "cancelled; give the same command again to ask the rest",
-    "cap": "the next question could pass --max-cost; give the command again with a higher one",
+    "cap": "the next question could pass --max-cost",
     "sampled": "the sample is answered",
     "taken over": "another runner has taken over this batch, and goes on",
 }
@@ -46,6 +47,7 @@ class RunReport:
         self._costs = costs
         self._recent: deque[tuple[float, int]] = deque()
         self._told_s = self._lined_s = 0.0
+        self._questions = 0
         words = TextColumn("{task.description}"), TextColumn("{task.fields[facts]}")
         columns = words[0], BarColumn(), MofNCompleteColumn(), words[1]
         self._bar = Progress(*columns, console=console)
@@ -70,13 +72,10 @@ class RunReport:
             text += f", {source.equal:,} of them equal to an earlier one"
         self._console.print(text)
         if source.refused:
-            what = f"{len(source.refused):,} lines cannot be asked: see {errors}"
-            self._console.print(what, style="yellow")
-        self._bar.update(self._task, description="answered", total=source.facts.questions)
-
-    def waits(self, why: str) -> None:
-        """Says what the run waits for."""
-        self._show(why)
+            what = f"{len(source.refused):,} lines cannot be asked, the first: "
+            self._console.print(f"{what}{source.first_refused}. See {errors}", style="yellow")
+        self._questions = source.facts.questions
+        self._bar.update(self._task, description="answered", total=self._questions)
 
     def tell(self, run: BatchRun) -> None:
         """Shows how far the run is, a few times a second."""
@@ -84,6 +83,8 @@ class RunReport:
         if now_s - self._told_s < TOLD_S:
             return
         self._told_s = now_s
+        if self._recent and run.answered < self._recent[-1][1]:
+            self._recent.clear()  # what the log had is no rate
         self._recent.append((now_s, run.answered))
         while now_s - self._recent[0][0] > RATE_S:
             self._recent.popleft()
@@ -94,7 +95,10 @@ class RunReport:
         parts.append(f"{costs.input_tokens:,} + {costs.output_tokens:,} tokens")
         if costs.prices.of(1, 1):
             parts.append(f"cost {costs.cost:,.4f}")
-        self._show(run.note or ", ".join(parts))
+        done = self._questions - self.plan.open
+        self._bar.update(self._task, completed=done)
+        facts = run.note or ", ".join(parts)
+        self._show(facts, run.note or f"{done:,} of {self._questions:,} answered: {facts}")
 
     def _rate(self) -> float:
         """Returns answers a second, of the last half minute."""
@@ -103,15 +107,16 @@ class RunReport:
         (first_s, first), (last_s, last) = self._recent[0], self._recent[-1]
         return (last - first) / (last_s - first_s)
 
-    def _show(self, what: str) -> None:
-        done, now_s = self.plan.counts.total(), time.monotonic()
-        self._bar.update(self._task, completed=done, facts=what)
+    def _show(self, what: str, line: str) -> None:
+        now_s = time.monotonic()
+        self._bar.update(self._task, facts=what)
         if not self._console.is_terminal and now_s - self._lined_s >= LINE_S:
             self._lined_s = now_s
-            self._console.print(f"{done:,} of {done + self.plan.open:,} answered: {what}")
+            self._console.print(line)
 
     def end(self, ended: End, source: InputFile) -> dict[str, Any]:
         """Returns how a run ended, and what is known of the batch then."""
+        costs = self._costs
         return {
             "batch_id": source.batch_id,
             "ended": ended,
@@ -119,9 +124,10 @@ class RunReport:
             "questions": source.facts.questions,
             "open": self.plan.open,
             "refused": len(source.refused),
-            "input_tokens": self._costs.input_tokens,
-            "output_tokens": self._costs.output_tokens,
-            "cost": self._costs.cost,
+            "reused": costs.reused,
+            "input_tokens": costs.input_tokens,
+            "output_tokens": costs.output_tokens,
+            "cost": costs.cost if costs.prices.of(1, 1) else None,
         }
 
     def estimate(self, source: InputFile) -> dict[str, Any]:
@@ -132,19 +138,30 @@ class RunReport:
         paid = self.plan.open * (1 - source.equal / max(1, source.facts.questions))
         costs, rate = self._costs, self._rate()
         cost, half = costs.of_more(paid)
-        share = paid / max(1, costs.answers)
+        share, has_prices = paid / max(1, costs.answers), costs.prices.of(1, 1) > 0
         return {
             "answered": self.plan.counts.total(),
-            "cost_so_far": costs.cost,
-            "open": self.plan.open,
-            "equal": source.equal,
-            "input_tokens": round(costs.input_tokens * share),
-            "output_tokens": round(costs.output_tokens * share),
-            "cost": cost,
-            "cost_low": max(0.0, cost - half),
-            "cost_high": cost + half,
-            "seconds": self.plan.open / rate if rate else None,
+            "cost_so_far": costs.cost if has_prices else None,
+            "left": self.plan.open,
+            "equal_lines": source.equal,
+            "left_input_tokens": round(costs.input_tokens * share),
+            "left_output_tokens": round(costs.output_tokens * share),
+            "left_cost": cost if has_prices else None,
+            "left_cost_low": max(0.0, cost - half) if has_prices else None,
+            "left_cost_high": cost + half if has_prices else None,
+            "left_seconds": round(self.plan.open / rate, 1) if rate else None,
         }
+
+    def told(self, ended: End, source: InputFile) -> str:
+        """Returns how a run ended, and what to do next, in a sentence."""
+        said, name = HOW_ENDED[ended], source.batch_id[:8]
+        if ended == "cap":
+            said += f": it may cost {self._costs.refused:,.6f} ({self._costs.cost:,.6f} are spent)"
+        bad = [each for each, n in self.plan.counts.items() if n and each not in ("ok", "partial")]
+        if bad:
+            again = " ".join(f"--status {each}" for each in bad)
+            said += f"; not all are good: carpool batch retry {name} {again}, then run it again"
+        return said
 
 
 def duration(seconds: float) -> str:
@@ -157,13 +174,32 @@ def duration(seconds: float) -> str:
 
 def batches_table(batches: Sequence[Batch]) -> Table:
     """Returns a table of batches."""
-    columns = ("batch", "file", "state", "answers", "ok", "questions", "changed")
-    made = table(*columns, whole=("batch",))
+    columns = ("batch", "file", "state", "ok", "not ok", "refused", "questions", "changed")
+    made = table(*columns, whole=("batch", "changed"))
     for batch in batches:
-        counts = (sum(batch.counts.values()), batch.counts.get("ok", 0), batch.file.questions)
+        ok = batch.counts.get("ok", 0)
+        counts = (ok, sum(batch.counts.values()) - ok, batch.file.refused, batch.file.questions)
         cells = (batch.file.name, batch.state, *(f"{count:,}" for count in counts))
         made.add_row(batch.batch_id[:8], *cells, _time(batch.updated_ms))
     return made
+
+
+def batch_values(batch: Batch) -> dict[str, Any]:
+    """Returns what is known of a batch, for people."""
+    options = msgspec.to_builtins(batch.options)
+    return {
+        "batch_id": batch.batch_id,
+        "file": batch.file.name,
+        "options": ", ".join(f"{name} {value}" for name, value in options.items()) or None,
+        "state": batch.state,
+        "runner": batch.runner,
+        "questions": batch.file.questions,
+        "refused": batch.file.refused,
+        **batch.counts,
+        "retries": "; ".join(", ".join(each.statuses) for each in batch.rounds) or None,
+        "began": _time(batch.created_ms),
+        "changed": _time(batch.updated_ms),
+    }
 
 
 def values_table(values: Mapping[str, Any]) -> Table:
@@ -177,4 +213,4 @@ def values_table(values: Mapping[str, Any]) -> Table:
 
 
 def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return datetime.fromtimestamp(ms / 1_000, UTC).strftime("%Y-%m-%d %H:%MZ")

@@ -12,9 +12,9 @@ import typer
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from carpool.kafka.records import TopicPartition
+from carpool.kafka.records import Message
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.topic_reader import TopicReader, is_final
+from carpool.kafka.topic_reader import TopicReader, is_final, read_topic
 from cli.console import people, print_json_line
 from cli.exit_codes import FAILED
 from cli.options import ClientArgs, spread
@@ -86,19 +86,23 @@ def _answers_to(
 
     With `follow`, until the caller has taken all ids out of `left`.
     """
+    if not follow:
+        messages = read_topic(kafka, SystemClock(), ANSWERS.name, name="answers")
+        yield from (answer for each in messages if (answer := _answer_of(each, wanted)))
+        return
     with TopicReader(kafka, SystemClock(), name="answers") as reader:
-        bounds = {at: reader.bounds(at) for at in reader.partitions(ANSWERS.name)}
-        reader.add({at: low for at, (low, _) in bounds.items()})
-        unread = {at for at, (low, high) in bounds.items() if low < high}
-        while left and (unread or follow):
+        starts = {at: reader.bounds(at)[0] for at in reader.partitions(ANSWERS.name)}
+        reader.add(starts)
+        while left:
             batch = reader.poll(READ_AT_ONCE, POLL_S)
             for error in filter(is_final, batch.errors):
-                raise reader.unreadable(next(iter(bounds)), error)
-            for message in batch.messages:
-                place, key = message.source, (message.key or b"").decode(errors="replace")
-                at = TopicPartition(place.topic, place.partition)
-                if place.offset + 1 >= bounds[at][1]:
-                    unread.discard(at)
-                if (key in wanted or key.rpartition(KEY_SEPARATOR)[0] in wanted) and message.value:
-                    yield decode(Answer, message.value, message.headers)
-            unread -= batch.ends.keys()
+                raise reader.unreadable(next(iter(starts)), error)
+            yield from (answer for each in batch.messages if (answer := _answer_of(each, wanted)))
+
+
+def _answer_of(message: Message, wanted: frozenset[str]) -> Answer | None:
+    """Returns the answer of a record, if it is one to an id in `wanted`."""
+    key = (message.key or b"").decode(errors="replace")
+    if message.value and {key, key.rpartition(KEY_SEPARATOR)[0]} & wanted:
+        return decode(Answer, message.value, message.headers)
+    return None

@@ -81,7 +81,7 @@ def ask_command(settings: UpSettings) -> str:
         if settings.state_dir == UpSettings().state_dir
         else ["--set", f"up.state_dir={settings.state_dir}"]
     )
-    return " ".join(["carpool", "ask", *map(shlex.quote, other), '"Who wrote Hamlet?"'])
+    return " ".join(["carpool", "ask", *map(shlex.quote, other), '"Who wrote Moby-Dick?"'])
 
 
 def _start(

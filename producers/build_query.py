@@ -150,6 +150,9 @@ def build_cancel(query_id: str, source: Source | None, now_us: int) -> QueryReco
 
 
 def pack_vector(values: Iterable[float]) -> bytes:
-    """Returns numbers as little-endian float32."""
-    numbers = [float(value) for value in values]
-    return struct.pack(f"<{len(numbers)}f", *numbers)
+    """Returns numbers as little-endian float32. Raises `RecordError` for others."""
+    try:
+        numbers = [float(value) for value in values]
+        return struct.pack(f"<{len(numbers)}f", *numbers)
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        raise RecordError("wrong_type", f"vector: {error}", field="$.vector") from None

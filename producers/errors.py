@@ -23,7 +23,14 @@ class AnswerTimeout(RetryableError):
 
 
 class PublishError(RetryableError):
-    """The brokers did not acknowledge a question; to publish it again gives no second answer."""
+    """The brokers did not acknowledge a question; to publish it again gives no second answer.
+
+    `is_final`: the next one will fail, too, until something is changed.
+    """
+
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
 
 
 class AnswerFailed(CarpoolError):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import confluent_kafka
 
 from carpool.kafka.client_config import producer_config
-from carpool.kafka.cluster import told
+from carpool.kafka.cluster import is_of_right, told
 from carpool.kafka.settings import KafkaSettings
 from producers.build_query import QueryRecord
 from producers.errors import PublishError
@@ -119,9 +119,11 @@ def _publish_error(error: confluent_kafka.KafkaError, right: str) -> PublishErro
     if error.fatal():
         return PublishError(
             f"the Kafka producer failed ({error.str()}), perhaps because the broker lost its data: "
-            "open a new client."
+            "open a new client.",
+            is_final=True,
         )
     return PublishError(
         f"the brokers did not take the question ({told(error, right)}): it is not known to be in "
-        "its topic. Check that the brokers are up (`carpool topics check`), and publish again."
+        "its topic. Check that the brokers are up (`carpool topics check`), and publish again.",
+        is_final=is_of_right(error),
     )

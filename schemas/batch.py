@@ -75,8 +75,9 @@ class AnswerLine(Record, frozen=True, kw_only=True, omit_defaults=False):
     """A line of a batch's output: an answer. Of lines with one `line`, the last one counts.
 
     `line`: the number of the question's line in the input, from 1; `custom_id` and `question` are
-    its own. `id`: of the query. `round`: how many retries had been asked for. `status` is `refused`
-    only in the ordered output and in the file of errors, for a line that cannot be asked.
+    its own. `index_version`: of the index that was searched. `id`: of the query. `round`: how many
+    retries had been asked for. `status` is `refused` only in the ordered output and in the file of
+    errors, for a line that cannot be asked.
     """
 
     line: NonNegative
@@ -91,6 +92,7 @@ class AnswerLine(Record, frozen=True, kw_only=True, omit_defaults=False):
     finish_reason: str | None = None
     tokens: Usage | None = None
     model: str | None = None
+    index_version: str | None = None
     timings_ms: dict[str, Real] = msgspec.field(default_factory=dict)
     error: AnswerError | None = None
     id: str | None = None

@@ -19,8 +19,14 @@ TEMPLATE = Path(__file__).with_name("report.html")
 
 
 def read_gold(path: Path) -> dict[int, Gold]:
-    """Returns what is known of each question, by number of line. Raises `ConfigError`."""
-    return dict(_lines(path, Gold))
+    """Returns what is known of each question, by number of line.
+
+    A line that is no question is left out, as a batch refuses it. Raises `ConfigError`.
+    """
+    gold = dict(_lines(path, Gold))
+    if not gold:
+        raise ConfigError(f"{path} has no question as a JSON line")
+    return gold
 
 
 def read_answers(path: Path, gold: dict[int, Gold]) -> dict[int, AnswerLine]:
@@ -51,13 +57,17 @@ def _lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
         refuse_foreign(path)
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, decoder.decode(line)
+                if not line.strip():
+                    continue
+                try:
+                    found = decoder.decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    if kind is AnswerLine and line.endswith(b"\n"):
+                        raise ConfigError(f"{path}:{number}: {error}") from error
+                else:
+                    yield number, found
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if kind is not AnswerLine or line.endswith(b"\n"):
-            raise ConfigError(f"{path}:{number}: {error}") from error
 
 
 def write_page(report: Report, path: Path) -> None:

@@ -33,6 +33,7 @@ class Claim:
         self._batch: Batch
         self._alive_s = 0.0
         self._has_seen_itself = False
+        self._displaced = set[str | None]()  # runners before this one
         self.is_lost = False
         """Whether another runner has it."""
         self.is_cancelled = False
@@ -42,7 +43,7 @@ class Claim:
         self._batch = replace(known or new, file=new.file)
         for each in self._batch.rounds:
             self._plan.ask_again(each)
-        self.write("running", self._batch.positions)
+        self._publish(replace(self._batch, state="running", runner=self._runner))
         return self._batch
 
     def say_alive(self, positions: Iterable[int]) -> None:
@@ -52,18 +53,23 @@ class Claim:
 
     def write(self, state: State, positions: Iterable[int]) -> None:
         """Writes what is known now. A batch that is not `running` has no runner."""
-        plan, now_us = self._plan, self._clock.now_us()
-        self._batch = replace(
-            self._batch,
-            state=state,
-            runner=self._runner if state == "running" else None,
-            positions=tuple(positions),
-            rounds=tuple(plan.rounds),
-            counts=+plan.counts,
-            first_open=plan.span()[0],
-            next_line=plan.span()[1],
-            updated_ms=max(now_us // 1_000, self._batch.updated_ms + 1),
+        plan = self._plan
+        self._publish(
+            replace(
+                self._batch,
+                state=state,
+                runner=self._runner if state == "running" else None,
+                positions=tuple(positions),
+                rounds=tuple(plan.rounds),
+                counts=+plan.counts,
+                first_open=plan.span()[0],
+                next_line=plan.span()[1],
+            )
         )
+
+    def _publish(self, batch: Batch) -> None:
+        now_us = self._clock.now_us()
+        self._batch = replace(batch, updated_ms=max(now_us // 1_000, batch.updated_ms + 1))
         self._send(batch_record(self._batch, now_us))
         self._alive_s = time.monotonic()
 
@@ -72,10 +78,14 @@ class Claim:
         batch = batch_of(message)
         if batch is None or batch.batch_id != self._batch.batch_id:
             return
-        if batch.runner != self._runner:
-            self.is_lost = self.is_lost or self._has_seen_itself
+        if batch.runner == self._runner:
+            self._has_seen_itself = True
+        elif not self._has_seen_itself:
+            self._displaced.add(batch.runner)
             return
-        self._has_seen_itself = True
+        elif batch.runner is not None:
+            self.is_lost = self.is_lost or batch.runner not in self._displaced
+            return
         for each in batch.rounds[len(self._plan.rounds) :]:
             self._plan.ask_again(each)
         self.is_cancelled = self.is_cancelled or batch.state == "cancelled"

@@ -35,13 +35,20 @@ class Costs:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self.answers = self.input_tokens = self.output_tokens = 0
-        self.cost = 0.0
+        self.reused = 0
+        """Answers that were given before, to an equal prompt."""
+        self.cost = self.refused = 0.0
+        """Of all answers, and the most of the last question that was not sent for it."""
         self._cost_squared = 0.0
+        self.twice = range(0)
+        """Lines that an earlier run may have left in flight: both answers may be paid."""
         self._reserved: dict[int, float] = {}
+        self._reserved_cost = 0.0
 
     def add(self, usage: Usage | None) -> None:
         """Takes an answer: what a server computed for it, not what was given again."""
         if usage is None or not (usage.input_tokens or usage.output_tokens):
+            self.reused += usage is not None and usage.reused_tokens > 0
             return
         cost = self.prices.of(usage.input_tokens, usage.output_tokens)
         self.answers += 1
@@ -52,16 +59,17 @@ class Costs:
 
     def reserve(self, line: int, most: float) -> bool:
         """Keeps room for a question that costs at most `most`; returns False if there is none."""
-        room, reserved = self.prices.cost_max, sum(self._reserved.values())
-        if room is not None:
-            if self.cost + reserved + most > room:
-                return False
-            self._reserved[line] = most
+        room, most = self.prices.cost_max, most * (1 + (line in self.twice))
+        if room is not None and self.cost + self._reserved_cost + most > room:
+            self.refused = most
+            return False
+        self._reserved[line] = most
+        self._reserved_cost += most
         return True
 
     def free(self, line: int) -> None:
         """The question of a line is not in flight any more."""
-        self._reserved.pop(line, None)
+        self._reserved_cost -= self._reserved.pop(line, 0.0)
 
     def of_more(self, answers: float) -> tuple[float, float]:
         """Returns the cost of more answers like these, and half of its 95 % interval."""

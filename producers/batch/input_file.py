@@ -36,7 +36,7 @@ class InputFile:
     """An open file of questions that was checked.
 
     `refused` and `blank`: the lines that cannot be asked, and those without a question. `equal`:
-    how many lines ask what an earlier one asks.
+    how many lines ask what an earlier one asks. `first_refused`: in words.
     """
 
     path: Path
@@ -47,6 +47,7 @@ class InputFile:
     refused: array[int]
     blank: array[int]
     equal: int
+    first_refused: str
     _file: BinaryIO = field(repr=False)
     _starts: array[int] = field(repr=False)
     _stamp: tuple[int, ...] = field(repr=False)
@@ -88,6 +89,8 @@ def open_input(
     checks, then 8. Blocks. Raises `ConfigError` for a file that cannot be read, of another format,
     or without a question.
     """
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is no file: the lines of a batch are read again later")
     try:
         file = path.open("rb")
     except OSError as error:
@@ -128,7 +131,7 @@ class _Check:
             except RecordError as error:
                 refused.append(number)
                 self._first = self._first or f"line {number}: {error}"
-                self._errors.write(_refused_line(number, error))
+                self._errors.write(_refused_line(number, _bare(line), error))
             if number % REPORT_LINES == 0:
                 report(number)
         if self._kind is None:
@@ -153,6 +156,7 @@ class _Check:
             refused=refused,
             blank=blank,
             equal=len(self._questions) - len(set(self._questions)),
+            first_refused=self._first,
             _file=self._file,
             _starts=starts,
             _stamp=stamp,
@@ -185,9 +189,21 @@ class _Check:
             yield line, size
 
 
-def _refused_line(number: int, error: RecordError) -> bytes:
+def _refused_line(number: int, content: bytes, error: RecordError) -> bytes:
+    try:
+        found = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = None
+    fields = found if isinstance(found, dict) else {}
+    custom_id, text = fields.get("custom_id"), fields.get("text", fields.get("question"))
     why = AnswerError(type=error.reason, message=str(error), retryable=False, stage="client")
-    line = AnswerLine(line=number, status="refused", error=why)
+    line = AnswerLine(
+        line=number,
+        status="refused",
+        custom_id=None if custom_id is None else str(custom_id),
+        question=text if isinstance(text, str) else None,
+        error=why,
+    )
     return msgspec.json.encode(line) + b"\n"
 
 

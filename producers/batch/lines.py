@@ -14,7 +14,7 @@ import msgspec
 from producers.build_query import QueryRecord, QuestionArgs, build_record
 from schemas.batch import BatchOptions
 from schemas.errors import RecordError
-from schemas.query import Generation, Query
+from schemas.query import Generation
 
 Kind = Literal["OpenAI's batch lines", "questions as JSON", "plain text"]
 Object = dict[str, Any]
@@ -23,7 +23,12 @@ T = TypeVar("T")
 OWN_FIELDS = frozenset(
     {"top_k", "nprobe", "embedding_model", "conversation_id", "generation", "workflow"}
 )
-"""Fields of a query that a line may have, with a text or a `vector`: numbers, or in base64."""
+"""Fields of a query that a line may have, with a text or a `vector`: numbers, or in base64.
+
+And each field of `generation`.
+"""
+OF_OTHERS = frozenset({"answers", "passages", "metadata"})
+"""Fields that are not asked: gold of `carpool eval`, and what the user wants."""
 IDS = ("custom_id", "id", "query_id")
 TEXTS = ("text", "question")
 ANY_MODEL = "carpool"
@@ -113,16 +118,21 @@ def _one_of(line: Object, names: tuple[str, ...], *, or_else: str = "") -> Any:
 def _own(line: Object, options: BatchOptions) -> BatchLine:
     custom_id = next((str(line[name]) for name in IDS if line.get(name) is not None), None)
     given = {name: line[name] for name in OWN_FIELDS if line.get(name) is not None}
-    if (generation := given.get("generation")) is not None:
-        given["generation"] = _converted(generation, Generation, "generation")
+    wishes = _converted(given.pop("generation", {}), Object, "generation")
+    fields = Generation.__struct_fields__
+    wishes |= {name: line[name] for name in fields if line.get(name) is not None}
+    if wishes.get("model") == ANY_MODEL:
+        del wishes["model"]
+    given["generation"] = _converted(wishes, Generation, "generation")
     if isinstance(vector := line.get("vector"), list):
         given["vector"] = vector
     elif vector is not None:
         given["vector"] = _converted(vector, bytes, "vector")
-    known = OWN_FIELDS | {*IDS, *TEXTS, "vector"}
-    for name in Query.__struct_fields__:
-        if name not in known and line.get(name) is not None:
-            raise _refusal(name, "a line of a batch cannot have it; leave it out", "unsupported")
+    known = {*OWN_FIELDS, *OF_OTHERS, *IDS, *TEXTS, "vector", *Generation.__struct_fields__}
+    for name in line.keys() - known:
+        if line[name] is not None:
+            why = "a line cannot have it; leave it out, or put it into `metadata`"
+            raise _refusal(name, why, "unsupported")
     return _line(_one_of(line, TEXTS, or_else="vector"), custom_id, given, options)
 
 

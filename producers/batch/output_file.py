@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO
 
 import msgspec
 
 from carpool.errors import ConfigError
+from producers.batch.input_file import InputFile
+from schemas.answer import Answer
 from schemas.batch import AnswerLine
 
 RETRY_S = 1.0
 BLOCK_BYTES = 1 << 20
+SAME = set(Answer.__struct_fields__) & set(AnswerLine.__struct_fields__)
+"""What an answer and its line of output have alike."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 _encode = msgspec.json.Encoder().encode
@@ -25,25 +30,44 @@ _decoder = msgspec.json.Decoder(AnswerLine)
 
 
 class OutputFile:
-    """An output that is appended to. One thread. Close it."""
+    """An output that is appended to, by one process at a time. One thread. Close it.
 
-    def __init__(self, path: Path, waits: Callable[[str], None]) -> None:
-        """Opens the file, and cuts off half a line at its end, of a process that was killed.
+    `waits` is called while another process has the file, or the disk is full; where it returns
+    False, the wait ends, and what was to be done is not.
+    """
 
-        `waits` is called again and again while the disk is full. Raises `ConfigError`.
-        """
+    waits: Callable[[str], bool]
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigError` where the file cannot be written."""
         self.path = path
-        self._waits = waits
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            os.ftruncate(self._file, _end_of_lines(self._file))
         except OSError as error:
             raise ConfigError(f"cannot write answers to {path}: {error.strerror}") from error
+
+    def begin(self) -> bool:
+        """Waits until no other process has the file; cuts off half a line, of one that was killed.
+
+        Returns False where it waited in vain.
+        """
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not self.waits(f"another process writes {self.path}: waiting for its end"):
+                    return False
+                time.sleep(RETRY_S)
+            else:
+                os.ftruncate(self._file, _end_of_lines(self._file))
+                return True
 
     def read(self) -> Iterator[AnswerLine]:
         """Yields the lines that the file has. Raises `ConfigError` for a line that is none."""
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return  # half a line, before `begin`
                 try:
                     yield _decoder.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -61,18 +85,29 @@ class OutputFile:
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
-                self._waits(f"the disk of {self.path} is full: waiting for space")
+                if not self.waits(f"the disk of {self.path} is full: waiting for space"):
+                    return
                 time.sleep(RETRY_S)
 
     def close(self) -> None:
         """Closes the file."""
         os.close(self._file)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+def line_of(source: InputFile, line: int, answer: Answer, round: int) -> AnswerLine:
+    """Returns the line of output of an answer to a line. Raises as `InputFile.line`."""
+    asked, made_by = source.line(line), answer.provenance
+    same: dict[str, Any] = {name: getattr(answer, name) for name in SAME}
+    return AnswerLine(
+        line=line,
+        custom_id=asked.custom_id,
+        question=asked.text,
+        tokens=answer.usage,
+        index_version=None if made_by is None else made_by.index_version,
+        id=answer.query_id,
+        round=round,
+        **same,
+    )
 
 
 def _end_of_lines(file: int) -> int:

@@ -35,6 +35,7 @@ class BatchPlan:
         self._statuses = bytearray([LEFT_OUT]) + bytearray(lines)
         self._rounds = bytearray(lines + 1)
         self._of_file = bytearray(lines + 1)  # whether only the output file has shown the answer
+        self._superseded = set[tuple[int, int]]()  # answers that the file has, before a retry
         self._cursor = 1
         for line in left_out:
             self._statuses[line] = LEFT_OUT
@@ -61,6 +62,8 @@ class BatchPlan:
 
     def was_written(self, line: int, status: Status, round: int) -> None:
         """The output file has this answer, which the log may show again."""
+        if self._of_file[line]:
+            self._superseded.add((line, self._rounds[line]))
         self.answered(line, status, round)
         self._of_file[line] = True
 
@@ -71,6 +74,9 @@ class BatchPlan:
         """
         code = self._statuses[line] if line < len(self._statuses) else LEFT_OUT
         if code == LEFT_OUT:
+            return False, False
+        if (line, round) in self._superseded:
+            self._superseded.discard((line, round))
             return False, False
         if self._of_file[line] and (round, status) == (self._rounds[line], STATUSES[code - 1]):
             self._of_file[line] = False
@@ -84,8 +90,9 @@ class BatchPlan:
         self._statuses[line] = STATUSES.index(status) + 1
         self._rounds[line] = round
         self.open += self.is_open(line)
-        if not self.is_open(line):
-            self.in_flight.discard(line)
+        self.in_flight.discard(line)
+        if self.is_open(line):  # of a round before a retry that was read first
+            self._cursor = min(self._cursor, line)
         return True, True
 
     def find_next(self) -> int | None:

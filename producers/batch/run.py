@@ -11,7 +11,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from itertools import islice
+from typing import Literal
 
 from carpool.clock import Clock
 from carpool.errors import ConfigError
@@ -22,7 +23,7 @@ from producers.batch.batch_log import read_batches
 from producers.batch.claim import POLL_S, Claim, wait_for_sign
 from producers.batch.costs import Costs
 from producers.batch.input_file import InputFile
-from producers.batch.output_file import OutputFile
+from producers.batch.output_file import OutputFile, line_of
 from producers.batch.plan import BatchPlan
 from producers.build_query import QueryRecord, build_cancel
 from producers.errors import PublishError
@@ -36,13 +37,14 @@ from schemas.topics import ANSWERS, BATCHES, KEY_SEPARATOR
 
 CANCEL_S = 10.0
 """How long the questions in flight may take to end after a cancel."""
-READ_AT_ONCE = 500
+READ_AT_ONCE = SENT_AT_ONCE = 500
+IN_FLIGHT_LEFT = 1_000
+"""Lines behind those of its last record that a runner may have sent before it was killed."""
 PAUSE_S = 1.0
 """Pause after the brokers did not take a question."""
 FLUSH_S = 10.0
 READING = {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 50}
-SAME = set(Answer.__struct_fields__) & set(AnswerLine.__struct_fields__)
-"""What an answer and its line of output have alike."""
+WAITS = "another run of this batch did not end: waiting up to 15 s to see whether it lives"
 NO_MODEL = "generation.model:"
 """How the error of a query begins that names another model than the generator has."""
 
@@ -72,6 +74,7 @@ class BatchRun:
         self._clock = clock
         self._source = source
         self._output = output
+        output.waits = self._waits
         self._plan = plan
         self._costs = costs
         self._report = report
@@ -85,7 +88,7 @@ class BatchRun:
         self._cancel_until_s: float | None = None
         self._pause_until_s = 0.0
         self.answered = 0
-        self._model_is_known = self._is_capped = False
+        self._model_is_known = self._is_catching_up = False
         self.note = ""
 
     def stop(self) -> None:
@@ -105,7 +108,8 @@ class BatchRun:
         one does, where the output is of another batch, the input was changed, or a query asks for
         a model that the generator has not; `RetryableError` without brokers.
         """
-        self._begin(takes_over)
+        if not self._begin(takes_over):
+            return "stopped"
         ended: End | None = None
         try:
             self._catch_up()
@@ -116,6 +120,9 @@ class BatchRun:
                 self._plan.sample = random.Random(self._prefix).sample(left, min(count, len(left)))
             while ended is None:
                 self._read()
+                if self._claim.is_lost:
+                    ended = "taken over"
+                    break
                 self._follow_cancel()
                 self._send()
                 self._claim.say_alive(self._positions.values())
@@ -123,23 +130,30 @@ class BatchRun:
                 self._report(self)
             return ended
         finally:
-            if ended != "taken over":
+            if not self._claim.is_lost:
                 state = STATES.get(ended or "stopped", "stopped")
                 self._claim.write(state, self._positions.values())
                 self._publisher.flush(FLUSH_S)
 
     # ---- the beginning
 
-    def _begin(self, takes_over: bool) -> None:
-        """Claims the batch, and begins to follow its record and the answers."""
+    def _begin(self, takes_over: bool) -> bool:
+        """Claims the batch, and begins to follow its record and the answers.
+
+        Returns False where it was stopped before.
+        """
+        for line in islice(self._output.read(), 1):
+            self._check(line)  # before the batch has a record
         answers = self._reader.partitions(ANSWERS.name)
         records = self._reader.partitions(BATCHES.name)
         self._reader.add({at: self._bounds(at)[1] for at in records})
         known = read_batches(self._kafka, self._clock).get(self._source.batch_id)
         if known is not None and known.runner is not None and not takes_over:
-            self.note = "another run of this batch did not end: waiting to see whether it lives"
+            self.note = WAITS
             known = wait_for_sign(known, self._poll_records, lambda: not self._stop.is_set())
             self.note = ""
+        if self._stop.is_set():
+            return False
         ends, now_ms = [self._bounds(at)[1] for at in answers], self._clock.now_us() // 1_000
         new = Batch(
             batch_id=self._source.batch_id,
@@ -156,6 +170,24 @@ class BatchRun:
             start = starts[place] if place < len(starts) else 0
             self._positions[at] = start if low <= start <= high else low
         self._reader.add(self._positions)
+        if known is not None:  # what an earlier run left in flight may be paid twice
+            self._costs.twice = range(known.first_open, known.next_line + IN_FLIGHT_LEFT)
+        return True
+
+    def _check(self, line: AnswerLine) -> None:
+        """Raises `ConfigError` for a line of another batch."""
+        if not (line.id or "").startswith(self._prefix):
+            raise ConfigError(
+                f"{self._output.path} has answers of another batch: the questions or the options "
+                "are others. Give another --out"
+            )
+
+    def _waits(self, why: str) -> bool:
+        """Tells what the output waits for, and that this runner lives."""
+        self.note = why
+        self._report(self)
+        self._claim.say_alive(self._positions.values())
+        return not self._stop.is_set()
 
     def _poll_records(self, wait_s: float) -> Sequence[Message]:
         self._report(self)
@@ -163,12 +195,11 @@ class BatchRun:
 
     def _catch_up(self) -> None:
         """Reads the answers that there are, in the output and in the log."""
+        self._is_catching_up = True
+        if not self._output.begin():
+            return
         for line in self._output.read():
-            if not (line.id or "").startswith(self._prefix):
-                raise ConfigError(
-                    f"{self._output.path} has answers of another batch: the questions or the "
-                    "options are others. Give another --out"
-                )
+            self._check(line)
             if line.status != "refused":
                 self._plan.was_written(line.line, line.status, line.round)
                 self._costs.add(line.tokens)
@@ -176,8 +207,9 @@ class BatchRun:
         silent_s, seen_s = self._kafka.request_timeout_ms / 1_000, time.monotonic()
         self.note = "reading which lines are answered"
         while any(self._positions[at] < end for at, end in ends.items()):
-            if self._stop.is_set():
+            if self._stop.is_set() or self._claim.is_lost:
                 break
+            self._claim.say_alive(self._positions.values())
             if self._read():
                 seen_s = time.monotonic()
             elif time.monotonic() - seen_s > silent_s:
@@ -185,7 +217,7 @@ class BatchRun:
                     f"{self._kafka.bootstrap} sent nothing for {silent_s:g} s; is it still running?"
                 )
             self._report(self)
-        self.note, self.answered = "", 0
+        self.note, self.answered, self._is_catching_up = "", 0, False
 
     # ---- reading
 
@@ -221,9 +253,10 @@ class BatchRun:
             answer = decode(Answer, message.value, message.headers)
         except RecordError as error:
             raise ConfigError(f"an answer cannot be read ({error}): are versions mixed?") from error
-        if answer.status == "cancelled":  # by an earlier cancel of the batch: it stays open
+        no_model = answer.error is not None and answer.error.message.startswith(NO_MODEL)
+        if answer.status == "cancelled" or (no_model and self._is_catching_up):
             self._costs.add(answer.usage)
-            self._not_sent(line)
+            self._not_sent(line)  # it stays open: of an earlier cancel, or of another model
             return None
         self._refuse_model(answer)
         round = self._plan.round_of(place.partition, place.offset)
@@ -231,7 +264,7 @@ class BatchRun:
         if is_news:
             self._costs.add(answer.usage)
             self._costs.free(line)
-        return self._line_of(line, answer, round) if counts else None
+        return line_of(self._source, line, answer, round) if counts else None
 
     def _refuse_model(self, answer: Answer) -> None:
         """Ends the run where its first answer says that there is no such model."""
@@ -243,37 +276,29 @@ class BatchRun:
                 "give its name to --model, or --model carpool, which is any model"
             )
 
-    def _line_of(self, line: int, answer: Answer, round: int) -> AnswerLine:
-        asked = self._source.line(line)
-        same: dict[str, Any] = {name: getattr(answer, name) for name in SAME}
-        ids: dict[str, Any] = {
-            "line": line,
-            "custom_id": asked.custom_id,
-            "id": answer.query_id,
-            "round": round,
-        }
-        return AnswerLine(**ids, question=asked.text, tokens=answer.usage, **same)
-
     # ---- sending
 
     def _send(self) -> None:
         """Sends the next lines, as many as may be in flight."""
         while not self._failed.empty():
             line, error = self._failed.get()
+            if error.is_final:
+                raise error
             if line is not None:
                 self._not_sent(line)
             self.note, self._pause_until_s = str(error), time.monotonic() + PAUSE_S
         if time.monotonic() < self._pause_until_s or self._cancel_until_s is not None:
             return
-        self.note, self._is_capped = "", False
-        while (number := self._plan.find_next()) is not None and not self._stop.is_set():
+        self.note, self._costs.refused = "", 0.0
+        for _ in range(SENT_AT_ONCE):
+            if (number := self._plan.find_next()) is None:
+                return
             asked = self._source.line(number)
             if asked.generation.model and not self._model_is_known and self._plan.in_flight:
                 return  # the first answer shows whether the generator has it
             is_workflow = asked.arguments.get("workflow") is not None
             most = self._costs.prices.most(asked.generation.max_tokens, is_workflow=is_workflow)
             if not self._costs.reserve(number, most):
-                self._is_capped = True
                 return
             self._plan.sent(number)
             now_us = self._clock.now_us() + self._clock.host_lead_us()
@@ -309,19 +334,17 @@ class BatchRun:
     def _end(self) -> End | None:
         """Returns how the run ends now; None: it goes on."""
         plan = self._plan
-        if self._claim.is_lost:
-            return "taken over"
         if self._stop.is_set():
             return "stopped"
         if (until_s := self._cancel_until_s) is not None:
             return "cancelled" if not plan.in_flight or time.monotonic() >= until_s else None
         if plan.in_flight or not self._failed.empty():
             return None
-        if plan.sample is not None and plan.find_next() is None:
-            return "sampled"
         if not plan.open:
             return "done"
-        return "cap" if self._is_capped else None
+        if plan.sample is not None and plan.find_next() is None:
+            return "sampled"
+        return "cap" if self._costs.refused else None
 
     def _bounds(self, at: TopicPartition) -> tuple[int, int]:
         return self._reader.bounds(at, patience_s=self._kafka.request_timeout_ms / 1_000)

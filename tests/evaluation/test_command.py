@@ -80,8 +80,8 @@ def test_lines_without_an_answer_are_named(tmp_path: Path) -> None:
             '{"line": 2, "status": "ok", "question": "when?"}\n',
             "is 'who?', and this answers 'when?': name the file that was asked",
         ),
-        ('{"text": "q", "answers": "a"}\n', "", "q.jsonl:1: Expected `array`, got `str`"),
-        ('{"text": "q"}\n{"text": "r', "", "q.jsonl:2: "),
+        ('{"text": "q", "answers": "a"}\n', "", "q.jsonl has no question as a JSON line"),
+        ('{"text": "q"}\n{"text": "r', '{"line": 2, "status": "ok"}\n', "line 2 of the questions"),
         ('[{"text": "q"}]', "", "q.jsonl is one JSON array"),
     ],
 )

@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,16 @@ from schemas.batch import AnswerLine, BatchOptions
 from schemas.codec import decode
 from schemas.errors import RecordError
 from schemas.query import Generation, Query
+from tests.cli.support import carpool
+
+
+@contextmanager
+def written(path: Path, waits: Callable[[str], bool] = lambda _: False) -> Iterator[OutputFile]:
+    with closing(OutputFile(path)) as file:
+        file.waits = waits
+        assert file.begin()
+        yield file
+
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "who?"}]}
 
@@ -99,6 +109,9 @@ def test_a_line_is_text_json_or_openais(line: Any, arguments: dict[str, Any]) ->
         ({"text": "who?", "top_k": 0}, "$.top_k"),
         ({"text": "a\0b"}, "$.text"),
         ({"text": 5}, "$.text"),
+        ({"text": "x", "generation": 5}, "$.generation"),
+        ({"vector": ["a"], "embedding_model": "m"}, "$.vector"),
+        ({"vector": [1e300], "embedding_model": "m"}, "$.vector"),
         (openai(messages=[{"role": "system", "content": "x"}]), "$.body.messages"),
         (openai(messages=[*BODY["messages"], *BODY["messages"]]), "$.body.messages"),
         (openai(n=2), "$.body.n"),
@@ -202,21 +215,21 @@ def test_a_file_that_was_changed_meanwhile_is_not_read_on(opened: Opened) -> Non
 
 def test_half_a_line_is_cut_off_and_no_whole_one(tmp_path: Path) -> None:
     path, lines = tmp_path / "a.jsonl", [AnswerLine(line=n, status="ok") for n in (3, 1)]
-    with OutputFile(path, print) as file:
+    with written(path) as file:
         file.append(lines)
     whole = path.read_bytes()
     for half in (whole[:5], b"{", b"x" * (3 << 20)):
         path.write_bytes(whole + half)
-        with OutputFile(path, print) as file:
+        with written(path) as file:
             assert list(file.read()) == lines
             file.append([AnswerLine(line=2, status="failed")])
         assert path.read_bytes().startswith(whole)
         assert path.read_bytes().count(b"\n") == 3
     path.write_bytes(b"x" * 100)
-    with OutputFile(path, print) as file:
+    with written(path) as file:
         assert list(file.read()) == []
     path.write_bytes(b'{"other": 1}\n')
-    with OutputFile(path, print) as file, pytest.raises(ConfigError, match="give another --out"):
+    with written(path) as file, pytest.raises(ConfigError, match="give another --out"):
         list(file.read())
 
 
@@ -233,7 +246,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost(
     monkeypatch.setattr(output_module.os, "write", limited)
     monkeypatch.setattr(output_module, "RETRY_S", 0.0)
     lines = [AnswerLine(line=n, status="ok", answer="x" * 20) for n in (1, 2)]
-    with OutputFile(tmp_path / "a.jsonl", said.append) as file:
+    with written(tmp_path / "a.jsonl", lambda why: not said.append(why)) as file:
         file.append(lines)
         assert list(file.read()) == lines
     assert len(said) == 3 and "is full" in said[0]
@@ -260,3 +273,23 @@ def test_the_ordered_output_has_the_last_answer_of_each_line_once(tmp_path: Path
         (3, "ok"),
         (4, "ok"),
     ]
+
+
+def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
+    with written(tmp_path / "a.jsonl"), closing(OutputFile(tmp_path / "a.jsonl")) as second:
+        second.waits = lambda _: False
+        assert not second.begin()
+    with written(tmp_path / "a.jsonl"):
+        pass
+
+
+@pytest.mark.parametrize("out", ["q.jsonl", "x/../q.jsonl", "none/a.jsonl"])
+def test_an_output_that_cannot_be_is_refused_before_anything_is_done(
+    out: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x").mkdir()
+    for name in ("q.jsonl", "q.errors.jsonl", "q.ordered.jsonl"):
+        (tmp_path / name).write_text("who?")
+        refused = carpool(f"batch run {tmp_path}/{name} --out {tmp_path}/{out} -b 127.0.0.1:1")
+        assert (refused.code, "Traceback" in refused.stderr) == (2, False), refused.stderr
+        assert (tmp_path / name).read_text() == "who?"

@@ -173,7 +173,7 @@ def test_ctrl_c_says_how_to_go_on(batches: Batches, responder: Responder) -> Non
     wait_until(lambda: len(responder.seen) == 3, "the questions are sent")
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "give the same command again to go on" in said
 
 
@@ -201,7 +201,7 @@ def test_failed_lines_are_asked_again_and_the_last_answer_counts(
     assert elsewhere.run().code == 1
     assert (elsewhere.last(), len(responder.seen)) == (batches.last(), seen)
     wrong = carpool(f"batch retry {name} --status bad {batches.at}")
-    assert (wrong.code, "an answer is one of:" in wrong.stderr) == (2, True)
+    assert (wrong.code, "these are asked again:" in wrong.stderr) == (2, True)
 
 
 def test_a_cancelled_batch_sends_nothing_more_and_is_asked_again_by_the_next_run(
@@ -250,15 +250,21 @@ def test_a_second_runner_is_refused_and_takes_over_when_told_to(
     responder.reply = reply
     first = batches.begin("--in-flight 100")
     wait_until(lambda: len(responder.seen) == 100 or first.poll(), "100 questions")
+    waiting = batches.begin(f"--out {batches.folder}/c.jsonl")
+    assert waiting.stderr is not None
+    assert "to see whether it lives" in "".join(iter(waiting.stderr.readline, "\n"))
+    waiting.send_signal(signal.SIGINT)
+    waiting.communicate(timeout=WAIT_S)
+    assert first.poll() is None, "who stops waiting takes nothing over"
     refused = batches.run("--out " + str(batches.folder / "b.jsonl"))
     assert refused.code == 2
     assert "another runner works on this batch" in refused.stderr
     release.set()
-    second = batches.run("--take-over --out " + str(batches.folder / "b.jsonl"))
+    second = batches.run("--take-over --json")  # in the same folder, to the same output
     _, said = first.communicate(timeout=WAIT_S)
     assert (first.returncode, "another runner has taken over" in said) == (1, True)
-    assert second.code == 0
-    assert sorted(line["line"] for line in batches.lines("b.jsonl")) == list(range(1, 301))
+    assert (second.code, second.json["ok"]) == (0, 300)
+    assert sorted(line["line"] for line in batches.lines()) == list(range(1, 301))
 
 
 def test_a_dead_runner_is_waited_for_and_replaced_whatever_the_clocks_say(
@@ -281,7 +287,7 @@ def test_a_dead_runner_is_waited_for_and_replaced_whatever_the_clocks_say(
     command = [sys.executable, "-m", "carpool", *shlex.split(batches.arguments("", "q.txt"))]
     later = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert later.returncode == 0, later.stderr
-    assert "waiting to see whether it lives" in later.stderr
+    assert "to see whether it lives" in later.stderr
     assert batches.last() == dict.fromkeys(range(1, 31), "ok")
 
 
@@ -317,7 +323,7 @@ def test_the_cost_of_all_answers_is_never_above_the_limit(
     assert ended["cost"] == pytest.approx(cost)
     assert cost <= cap
     assert ended["ended"] == ("done" if ended["open"] == 0 else "cap")
-    assert ended["open"] == 0 or cap - cost < most
+    assert ended["open"] == 0 or cap - cost < 2 * most, "after a kill, for two answers"
     again = batches.run(options).json
     assert (again["cost"], again["open"]) == (ended["cost"], ended["open"]), "known from the log"
 
@@ -351,9 +357,9 @@ def test_an_estimate_asks_a_sample_and_its_answers_count(
     texts = questions(90)
     batches.write(*texts, *texts[:10])
     found = batches.run(f"--estimate --sample 8 --json {PRICES}").json
-    assert (found["answered"], found["open"], found["equal"]) == (8, 92, 10)
-    assert found["cost"] == pytest.approx(92 * 0.9 * 110 / 1e6)
-    assert found["cost_low"] == pytest.approx(found["cost"]) == found["cost_high"]
+    assert (found["answered"], found["left"], found["equal_lines"]) == (8, 92, 10)
+    assert found["left_cost"] == pytest.approx(92 * 0.9 * 110 / 1e6)
+    assert found["left_cost_low"] == pytest.approx(found["left_cost"]) == found["left_cost_high"]
     assert batches.run(f"--estimate --sample 8 --json {PRICES}").json["answered"] == 8
     assert batches.run(PRICES).code == 0
     assert len(responder.seen) == 100
