@@ -76,9 +76,9 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     Interactive questions are asked alone, then with --batch questions of the class batch queued
     before them; the questions of a quiet tenant alone, then with those of a loud tenant.
 
-    Ends with 1 when the interactive p99 is over twice (with --llm-ms: 1.2 times), or the quiet
-    tenant's over one and a half times what it is alone, a question has not one answer, or the
-    backlog was empty before the end.
+    Ends with 1 when the interactive p99 is over twice (with --llm-ms: 1.2 times; with --vllm no
+    bound), or the quiet tenant's over one and a half times what it is alone, a question has not one
+    answer, or the backlog was empty before the end.
     """
 
     batch: Annotated[int, Option(min=1, help="Batch questions that are queued first.")] = 20_000
@@ -94,6 +94,9 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     llm_ms: Annotated[
         int, Option("--llm-ms", min=0, help="Of each reply of a stand-in for an LLM; 0: no LLM.")
     ] = 0
+    vllm: Annotated[
+        bool, Option("--vllm", help="A vLLM that the run starts, on the same cores; 32 tokens.")
+    ] = False
     seconds: SecondsOption = 20.0
     warm_up_s: WarmUpOption = 60.0
 

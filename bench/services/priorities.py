@@ -6,9 +6,12 @@ is sent at its time, and its time counts from when it was due.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from math import inf
 from typing import Any
 
 import msgspec
@@ -18,8 +21,11 @@ from bench.core.load import even, poisson
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
+from bench.core.stack import ServiceProcess, llm_url
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.services.options import PrioritiesOptions
+from carpool.kafka.embedded import free_port
+from carpool.vllm import VllmSettings, check_vllm, model_name, vllm_command, vllm_environment
 from schemas.topics import ANSWERS
 
 BATCH_RATE_PER_S = 4_000.0
@@ -73,13 +79,25 @@ def run(options: PrioritiesOptions) -> bool:
     run = ServicesRun("priorities", options)
     index = made_up_index(run.folder)
     fixed, batch_max = ENVIRONMENT | {"CARPOOL_GENERATOR_PARTIALS": "false"}, BATCH_SLOWDOWN_MAX
-    if options.llm_ms:
+    if options.llm_ms or options.vllm:
         fixed |= {"CARPOOL_LLM_ENGINE": "openai", "CARPOOL_GENERATOR_REUSE": "false"}
-        batch_max = LLM_SLOWDOWN_MAX
-    run.settings.update(fixed | run.settings)
-    llm = ("--latency-ms", str(options.llm_ms))
-    with open_session(index.dir, run.folder, run.settings, brokers=1, llm_options=llm) as session:
-        conditions, batch = measure(session, options)
+        batch_max = inf if options.vllm else LLM_SLOWDOWN_MAX
+    stack: dict[str, Any] = {"llm_options": ("--latency-ms", str(options.llm_ms))}
+    with ExitStack() as opened:
+        if options.vllm:
+            vllm, port = VllmSettings(), free_port()
+            check_vllm(vllm)
+            command, environ = vllm_command(vllm, port), vllm_environment(os.environ)
+            log = run.folder / "vllm.log"
+            opened.enter_context(ServiceProcess(command, environ=environ, log_file=log, port=port))
+            stack["llm_url"] = llm_url(port)
+            fixed |= {
+                "CARPOOL_LLM_MODEL": model_name(vllm),
+                "CARPOOL_GENERATOR_MAX_TOKENS": "32",
+            }
+        run.settings.update(fixed | run.settings)
+        session = open_session(index.dir, run.folder, run.settings, brokers=1, **stack)
+        conditions, batch = measure(opened.enter_context(session), options)
     return run.finish(
         {"priorities": conditions},
         promises=promises_of(conditions, batch["batch_left"], batch_max),
