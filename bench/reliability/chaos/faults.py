@@ -1,7 +1,8 @@
 """Injects planned faults when they count: with work in flight, and answers since the last fault.
 
-For a kill inside a transaction the victim is paused, the coordinator of its transaction is asked
-for the state, and the victim is killed only when the transaction is open. Else it is resumed.
+For a kill inside a transaction the victim is paused, the brokers are asked for its transaction, and
+the victim is killed only when the transaction is open and has records: without any it blocks no
+reader, and nobody needs to end it. Else the victim is resumed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from bench.reliability.chaos.plan import CHANGES, KINDS, NETWORK, Kind, PlannedF
 SETTLE_S = 0.01
 """After a pause, the brokers handle what the victim had sent before its transaction is read."""
 TRIES_MAX = 20
-"""How often a victim is paused in search of an open transaction in one step."""
+"""How often a victim is paused in search of such a transaction in one step."""
 HORIZON_S = 30.0
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that counted. `answers`: read until then. `in_transaction`: the victim's was open."""
+    """A fault that counted. `answers`: read until then. `in_transaction`: it had records."""
 
     at_s: float
     kind: Kind
@@ -67,7 +68,7 @@ class FaultInjector:
                 return
 
     def _inject(self, fault: PlannedFault) -> tuple[str, bool] | None:
-        """Returns the victim, and whether its transaction was open; None: it does not count now."""
+        """Returns the victim, and whether it was in a transaction; None: it does not count now."""
         run, hits = self.run, KINDS[fault.kind].hits
         is_calm = run.network.is_whole and run.states.is_whole
         if fault.sort == NETWORK:
@@ -99,7 +100,7 @@ class FaultInjector:
         for _ in range(TRIES_MAX if needs_open else 1):
             process.pause()
             self.sleep(SETTLE_S)
-            is_open = self.run.has_open_transaction(victim)
+            is_open = self.run.has_open_transaction(victim, with_records=True)
             if is_open or not needs_open:
                 return self._hit(fault, victim, is_open)
             process.resume()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from bench.core.stack import SERVICES, Stack, member_names
 from bench.core.topic_recorder import TopicRecorder
+from bench.reliability.chaos.coordinators import CoordinatorsAndLeaders
 from bench.reliability.chaos.llm_calls import LlmStandIn
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad
 from bench.reliability.chaos.network import NetworkFaults
@@ -15,7 +16,6 @@ from bench.reliability.chaos.plan import MEMBERS
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
 from carpool.errors import RetryableError
-from carpool.kafka.coordinator import CoordinatorClient
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaCluster
@@ -43,7 +43,7 @@ class LiveRun:
     supervisor: ProcessSupervisor
     network: NetworkFaults
     states: StateFaults
-    coordinators: CoordinatorClient
+    coordinators: CoordinatorsAndLeaders
     recorder: TopicRecorder
     stand_ins: Mapping[str, LlmStandIn]
     load: SteadyLoad
@@ -81,14 +81,13 @@ class LiveRun:
             return self.stand_ins[member].in_flight()
         return int(self.stack[member].metric("carpool_units_in_flight"))
 
-    def has_open_transaction(self, member: str) -> bool:
-        """Whether the coordinator says that a member's transaction is open; False: no answer."""
+    def has_open_transaction(self, member: str, *, with_records: bool = False) -> bool:
+        """Whether the brokers say that a member's transaction is open; False: no answer."""
         name = transactional_id(self.kafka.group_of(member.partition("-")[0]), member)
         try:
-            found = self.coordinators.unfinished([name])
+            return self.coordinators.is_open(name, with_records=with_records)
         except RetryableError:
             return False
-        return name in found and not found[name].is_ending
 
     def brokers_are_whole(self) -> bool:
         """Whether every broker is up and has every copy of every partition."""

@@ -22,6 +22,7 @@ from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL, NLIST, made_up_index
 from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, TopicAudit
 from bench.reliability.chaos.check_answer import TOP_K
+from bench.reliability.chaos.coordinators import CoordinatorsAndLeaders
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.files import DeployedFiles
 from bench.reliability.chaos.live import BROKERS, LLM_SERVERS, STEP_S, LiveRun, supervised
@@ -38,7 +39,6 @@ from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
-from carpool.kafka.coordinator import CoordinatorClient
 from carpool.kafka.embedded import free_port
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.records import TopicPartition
@@ -186,7 +186,7 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
             supervisor=supervisor,
             network=NetworkFaults(note, proxies),
             states=StateFaults(note, direct, supervisor, stand_ins, files),
-            coordinators=CoordinatorClient(
+            coordinators=CoordinatorsAndLeaders(
                 KafkaSettings(bootstrap=cluster.own_addresses, request_timeout_ms=2_000)
             ),
             recorder=opened.enter_context(recorder),

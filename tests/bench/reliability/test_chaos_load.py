@@ -12,11 +12,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import NewTopic
 
 from bench.data.made_up import made_up_index
 from bench.reliability.chaos.check_answer import NAMES
+from bench.reliability.chaos.coordinators import CoordinatorsAndLeaders
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.files import DeployedFiles
 from bench.reliability.chaos.llm_calls import calls_of
@@ -26,6 +27,7 @@ from bench.reliability.chaos.plan import KINDS, PlannedFault, kind_counts, plan_
 from bench.reliability.chaos.questions import ALWAYS, FAILS_AT_FIRST, WORD, chaos_questions
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
+from bench.reliability.fault_proxy import PRODUCE, FaultProxy
 from carpool.disk.manifest import read_manifest
 from carpool.errors import RetryableError
 from carpool.kafka.cluster import quiet_admin
@@ -34,6 +36,7 @@ from carpool.testing.llm_api import LlmRequests
 from carpool.workflow.load import load_programs
 from producers.read_questions import Question
 from schemas.headers import DEADLINE_HEADER, TENANT_HEADER
+from tests.waiting import WAIT_S
 
 GIVEN = [Question(text=f"what of {number}", vector=bytes(4)) for number in range(4_000)]
 VICTIMS = {"members": ["grouper-1", "searcher-1"], "brokers": ["broker-1"], "LLM servers": ["llm"]}
@@ -116,7 +119,7 @@ class FakeProcess:
 
 @dataclass
 class FakeRun:
-    """A run; `transactions`: whether one is open, one look after another."""
+    """A run; `transactions`: whether one has records, one look after another."""
 
     supervisor: ProcessSupervisor
     answers: int = 5
@@ -137,7 +140,7 @@ class FakeRun:
     def in_flight(self, member: str) -> int:
         return self.work.get(member, 0)
 
-    def has_open_transaction(self, member: str) -> bool:
+    def has_open_transaction(self, member: str, *, with_records: bool) -> bool:
         return bool(self.transactions) and self.transactions.pop(0)
 
     def brokers_are_whole(self) -> bool:
@@ -177,18 +180,40 @@ def test_a_fault_needs_work_in_flight_and_an_answer_since_the_last_fault() -> No
     assert len(faults.injected) == 2
 
 
-def test_a_kill_in_a_transaction_resumes_the_victim_until_the_transaction_is_open() -> None:
+def test_a_kill_in_a_transaction_resumes_the_victim_until_its_transaction_has_records() -> None:
     supervisor, processes = supervised()
     run = FakeRun(supervisor, work={"grouper-1": 1})
     faults = injector(run, a_fault("kill in a transaction", "grouper-1"))
     faults.step()
     log = processes["grouper-1"].log
-    assert (faults.injected, len(faults.pending), log[-1]) == ([], 1, "resume"), "never open"
+    assert (faults.injected, len(faults.pending), log[-1]) == ([], 1, "resume"), "never in one"
     log.clear()
     run.transactions = [False, False, True]
     faults.step()
     assert log[:5] == ["pause", "resume", "pause", "resume", "pause"] and log[-1] == "kill"
     assert [each.in_transaction for each in faults.injected] == [True]
+
+
+@pytest.mark.kafka
+def test_a_transaction_is_open_before_it_has_records(fault_proxy: FaultProxy) -> None:
+    kafka = KafkaSettings(bootstrap=fault_proxy.bootstrap)
+    name, brokers, admin = f"t-{uuid4().hex[:8]}", CoordinatorsAndLeaders(kafka), quiet_admin(kafka)
+    admin.create_topics([NewTopic(name, 1)])[name].result(10)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name})
+    producer.init_transactions()
+    assert not brokers.is_open(name, with_records=False)
+    producer.begin_transaction()
+    held = fault_proxy.hold(PRODUCE)
+    producer.produce(name, b"value")
+    assert held.wait(WAIT_S)
+    assert brokers.is_open(name, with_records=False)
+    assert not brokers.is_open(name, with_records=True)
+    held.release()
+    producer.flush()
+    assert brokers.is_open(name, with_records=True)
+    producer.abort_transaction()
+    assert not brokers.is_open(name, with_records=False)
+    brokers.close()
 
 
 def test_the_quiet_time_after_a_fault_ends_with_the_next_fault() -> None:
