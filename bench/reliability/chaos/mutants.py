@@ -28,7 +28,8 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     """One defect. `what`: the defect, in words.
 
     `seconds`: how long `queries` questions are published. `shares`: of each kind in `faults`.
-    `members`: the processes that are hit; empty: all. `settings`: environment variables.
+    `members`: the processes that are hit; empty: all. `settings`: environment variables. `breaks`:
+    how the promise begins that must be broken, where the load alone breaks others; empty: any.
     """
 
     what: str
@@ -42,6 +43,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[str, ...] = ()
     settings: dict[str, str] = {}
     wait_s_max: float | None = None
+    breaks: str = ""
     batch_share: float = BATCH_SHARE
     workflow_share: float = 0.0
 
@@ -95,8 +97,14 @@ _MUTANTS = (
     ),
     Mutant(
         what="the work of revoked partitions is committed",
-        shares={"pause": 0.75, "kill": 0.25},
-        lasts_s={"pause": (7.0, 9.0)},
+        # A group cannot reach its coordinator for a session: both members finish work, lose their
+        # partitions, and live on. Takeovers fence members that are paused instead, and after two
+        # pauses without progress one record is in hand at a time: then nothing is left to commit.
+        # Generators that lose what they finished within a session repeat more than one second.
+        faults=3,  # with this seed, one for each broker
+        shares={"half-open": 1.0},
+        lasts_s={"half-open": (8.0, 10.0)},
+        breaks="nothing twice",
     ),
     Mutant(what="keys of prompts are one digit", queries=200, seconds=10.0, faults=1),
     Mutant(
