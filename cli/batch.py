@@ -13,6 +13,7 @@ import typer
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
+from cli.answers import ANSWERED
 from cli.batch_shown import RunReport, batch_values, batches_table, values_table
 from cli.console import output, people, print_json, quiet_logs
 from cli.exit_codes import FAILED, INTERRUPTED
@@ -179,7 +180,7 @@ def run(
     citations, tokens, error. Of lines with the same `line` the last one counts. What is answered is
     known from rag.answers.v1, for as long as it keeps answers (7 days), and from the output.
 
-    Exit code 1: a line was refused, has no good answer, or was not asked; 130: after Ctrl-C.
+    Exit code 1: a line was refused, has no answer, or was not asked; 130: after Ctrl-C.
 
     \b
     Examples:
@@ -194,7 +195,8 @@ def run(
         output().print(values_table(found))
     if found.get("ended") == "stopped":
         raise typer.Exit(INTERRUPTED)
-    if not running.estimate and (found["refused"] or found.get("ok", 0) < found["questions"]):
+    good = sum(found.get(each, 0) for each in ANSWERED)
+    if not running.estimate and (found["refused"] or good < found["questions"]):
         raise typer.Exit(FAILED)
 
 
