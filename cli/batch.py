@@ -33,6 +33,8 @@ from schemas.batch import Batch, BatchOptions
 CLOCK = SystemClock()
 AGAIN: tuple[Status, ...] = ("failed", "partial", "expired", "shed")
 """Lines with such an answer can be asked again."""
+CHAR_TOKENS_MAX = 4
+"""Tokens of a character, at most: those of models have at least a byte of UTF-8."""
 TEMPLATE_TOKENS = 100
 """What a server adds to a prompt around its messages, at most."""
 
@@ -112,7 +114,7 @@ class Money:
             input=side.client.price_in if self.price_in is None else self.price_in,
             output=side.client.price_out if self.price_out is None else self.price_out,
             cost_max=self.max_cost,
-            prompt_tokens=side.generator.prompt_chars_max + TEMPLATE_TOKENS,
+            prompt_tokens=CHAR_TOKENS_MAX * side.generator.prompt_chars_max + TEMPLATE_TOKENS,
             steps=side.workflow.steps_max + 1,
         )
         if self.max_cost is not None and (max_tokens is None or not prices.of(1, 1)):

@@ -176,6 +176,17 @@ def clean_environment() -> dict[str, str]:
     return base | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
+def begin_python(arguments: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    """Starts Python with the packages of this process in `folder`, and without its settings.
+
+    What it prints is appended to `log.txt` there.
+    """
+    environ = {**clean_environment(), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with (folder / "log.txt").open("ab") as log:
+        command = [sys.executable, *arguments]
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environ)
+
+
 def parse_settings(given: Sequence[str]) -> dict[str, str]:
     """Returns each SECTION.NAME=VALUE as an environment variable. Raises `ConfigError`."""
     variables = {}

@@ -7,11 +7,9 @@ output against the input.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +20,7 @@ import msgspec
 from bench.core.load import even
 from bench.core.run import ServicesRun
 from bench.core.session import Session, open_session
-from bench.core.stack import SERVICES, clean_environment
+from bench.core.stack import SERVICES, begin_python
 from bench.data.made_up import MODEL, made_up_index, made_up_questions
 from bench.reliability.chaos.llm_calls import LlmStandIn
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
@@ -112,14 +110,7 @@ class Files:
     def begin(self, folder: Path) -> subprocess.Popen[bytes]:
         options = ["--out", "a.jsonl", "--ordered", "--take-over", "--in-flight", str(IN_FLIGHT)]
         command = ["-m", "carpool", "batch", "run", "q.jsonl", *options, "-b", self._bootstrap]
-        with (folder / "log.txt").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, *command],
-                cwd=folder,
-                stdout=log,
-                stderr=log,
-                env={**clean_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
+        return begin_python(command, folder)
 
 
 def measure_rates(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from bench.core.session import Session
-from bench.core.stack import SERVICES, ServiceProcess, clean_environment, llm_url
+from bench.core.stack import SERVICES, ServiceProcess, begin_python, llm_url
 from bench.data.evaluation import CORPUS, NATURAL
 from bench.services.corpus import CorpusRun
 from bench.services.options import BacklogOptions
@@ -139,7 +138,7 @@ class Contest:
         restart: Callable[[], None],
     ) -> Answered:
         before_s, before, began_s = services_s(), self._counts(), time.monotonic()
-        process, own_s, lost_s = self._begin(command), 0.0, 0.0
+        process, own_s, lost_s = begin_python(command, self._folder), 0.0, 0.0
         while is_killed and self._lines().total() < self._count // 2:
             time.sleep(POLL_S)
         if is_killed:
@@ -147,7 +146,7 @@ class Contest:
             process.kill()
             own_s += rusage_s(process)
             restart()
-            before_s, process = services_s(), self._begin(command)
+            before_s, process = services_s(), begin_python(command, self._folder)
         own_s += rusage_s(process)
         seconds, lines = time.monotonic() - began_s, self._lines()
         after = self._counts()
@@ -159,17 +158,6 @@ class Contest:
             lost=self._count - len(lines),
             twice=lines.total() - len(lines),
         )
-
-    def _begin(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-        with (self._folder / "log.txt").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, *command],
-                cwd=self._folder,
-                stdout=log,
-                stderr=log,
-                env={**clean_environment(), **path},
-            )
 
     def _lines(self) -> Counter[str]:
         if not self._out.exists():

@@ -13,6 +13,7 @@ from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from producers.batch.batch_log import batch_of, batch_record
+from producers.batch.claim import SENT_SINCE_MAX
 from producers.batch.plan import ROUNDS_MAX
 from producers.build_query import QueryRecord, build_cancel
 from producers.errors import PublishError
@@ -23,9 +24,7 @@ from schemas.batch import Batch, Round, State
 from schemas.topics import ANSWERS, BATCHES
 
 RUNNER_S = 12.0
-"""How long a runner has to end the batch that was cancelled."""
-IN_FLIGHT_MARGIN = 1_000
-"""Lines behind `next_line` of a record that its runner may have sent since."""
+"""How long a runner has to do what a command wants."""
 WITHDRAWN_MAX = 100_000
 
 
@@ -55,8 +54,12 @@ class BatchCommands:
         ends = [self._reader.bounds(at)[1] for at in self._reader.partitions(ANSWERS.name)]
         read = zip_longest(ends, batch.positions, fillvalue=0)  # a broker may be behind
         round = Round(statuses=tuple(statuses), ends=tuple(max(pair) for pair in read))
+        rounds = (*batch.rounds, round)
         state: State = "stopped" if batch.state == "done" else batch.state
-        return self._write(replace(batch, rounds=(*batch.rounds, round), state=state))
+        changed = self._change(replace(batch, rounds=rounds, state=state))
+        if len(changed.rounds) < len(rounds):  # its runner ended meanwhile
+            changed = self._write(replace(changed, rounds=rounds, state="stopped"))
+        return changed
 
     def cancel(self, batch: Batch) -> Batch:
         """Ends a batch: its runner sends no more, and what is in flight is withdrawn.
@@ -66,20 +69,29 @@ class BatchCommands:
         """
         if batch.state == "done":
             raise ConfigError(f"batch {batch.batch_id[:8]} is done: every question has its answer")
+        changed = self._change(replace(batch, state="cancelled"), until_it_ends=True)
+        if batch.runner is not None and changed.runner is None:
+            return changed
+        last = min(batch.next_line + SENT_SINCE_MAX, batch.file.lines + 1)
+        for line in range(batch.first_open, min(last, batch.first_open + WITHDRAWN_MAX)):
+            query_id = f"{batch.batch_id}-{line}"
+            self._send(build_cancel(query_id, None, self._clock.now_us()))
+        return self._write(replace(changed, runner=None))
+
+    def _change(self, batch: Batch, *, until_it_ends: bool = False) -> Batch:
+        """Writes a record, and returns what its runner makes of it; else the record itself."""
         records = self._reader.partitions(BATCHES.name)
         self._reader.add({at: self._reader.bounds(at)[1] for at in records})
-        cancelled = self._write(replace(batch, state="cancelled"))
+        self._write(batch)
         until_s = time.monotonic() + RUNNER_S
         while batch.runner is not None and time.monotonic() < until_s:
             for found in map(batch_of, self._reader.poll(100, 0.1).messages):
-                if found is not None and found.batch_id == batch.batch_id and found.runner is None:
+                if found is None or found.batch_id != batch.batch_id:
+                    continue
+                has_followed = not until_it_ends and len(found.rounds) >= len(batch.rounds)
+                if found.updated_ms != batch.updated_ms and (found.runner is None or has_followed):
                     return found
-        last = min(batch.next_line + IN_FLIGHT_MARGIN, batch.file.lines + 1)
-        lines = range(batch.first_open, min(last, batch.first_open + WITHDRAWN_MAX))
-        for line in lines:
-            query_id = f"{batch.batch_id}-{line}"
-            self._send(build_cancel(query_id, None, self._clock.now_us()))
-        return self._write(replace(cancelled, runner=None))
+        return batch
 
     def _write(self, batch: Batch) -> Batch:
         self._send(batch_record(batch, self._clock.now_us()))

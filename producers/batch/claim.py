@@ -12,6 +12,7 @@ from carpool.clock import Clock
 from carpool.errors import ConfigError
 from carpool.kafka.records import Message
 from producers.batch.batch_log import batch_of, batch_record
+from producers.batch.input_file import InputFile
 from producers.batch.plan import BatchPlan
 from producers.build_query import QueryRecord
 from schemas.batch import Batch, State
@@ -20,6 +21,8 @@ ALIVE_S = 5.0
 """How often a runner says that it lives."""
 DEAD_S = 3 * ALIVE_S
 POLL_S = 0.05
+SENT_SINCE_MAX = 1_000
+"""Lines behind those of its last record that a runner may have sent."""
 
 
 class Claim:
@@ -38,18 +41,45 @@ class Claim:
         """Whether another runner has it."""
         self.is_cancelled = False
 
-    def take(self, new: Batch, known: Batch | None) -> Batch:
-        """Names this runner, and returns the record: that of earlier runs, else `new`."""
-        self._batch = replace(known or new, file=new.file)
+    def take(self, source: InputFile, known: Batch | None, ends: Sequence[int]) -> Batch:
+        """Names this runner, and returns the record: that of earlier runs, or a new one.
+
+        `ends`: of the partitions of answers, in their order.
+        """
+        now_ms = self._clock.now_us() // 1_000
+        new = Batch(
+            batch_id=source.batch_id,
+            file=source.facts,
+            options=source.options,
+            state="stopped",
+            starts=tuple(ends),
+            created_ms=now_ms,
+            updated_ms=now_ms,
+        )
+        self._batch = replace(known or new, file=source.facts)
+        self._state_before = self._batch.state
         for each in self._batch.rounds:
             self._plan.ask_again(each)
         self._publish(replace(self._batch, state="running", runner=self._runner))
         return self._batch
 
-    def say_alive(self, positions: Iterable[int]) -> None:
-        """Writes the record, if the last one is some seconds old."""
-        if time.monotonic() - self._alive_s >= ALIVE_S:
+    def say_alive(self, positions: Iterable[int] | None) -> None:
+        """Writes the record, if the last one is some seconds old, or many lines were sent since.
+
+        `positions` None: the answers are not read yet, so what earlier runs knew stays.
+        """
+        sent = self._plan.span()[1] - self._batch.next_line
+        if time.monotonic() - self._alive_s < ALIVE_S and sent < SENT_SINCE_MAX // 2:
+            return
+        if positions is None:
+            self._publish(self._batch)
+        else:
             self.write("running", positions)
+
+    def give_back(self) -> None:
+        """Ends before the answers were read: the record is as before, without a runner."""
+        state: State = "stopped" if self._state_before == "running" else self._state_before
+        self._publish(replace(self._batch, state=state, runner=None))
 
     def write(self, state: State, positions: Iterable[int]) -> None:
         """Writes what is known now. A batch that is not `running` has no runner."""
@@ -88,6 +118,7 @@ class Claim:
             return
         for each in batch.rounds[len(self._plan.rounds) :]:
             self._plan.ask_again(each)
+            self._alive_s = 0.0  # the command waits to see it in the record
         self.is_cancelled = self.is_cancelled or batch.state == "cancelled"
 
 
@@ -103,6 +134,8 @@ def wait_for_sign(
         for found in map(batch_of, poll(min(left_s, POLL_S))):
             if found is None or found.batch_id != known.batch_id:
                 continue
+            if found.state == "cancelled":
+                raise ConfigError("the batch was cancelled meanwhile; the same command goes on")
             if found.runner is None:
                 return found
             if found.updated_ms != known.updated_ms:

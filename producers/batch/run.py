@@ -20,7 +20,7 @@ from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import SilentBrokersError, TopicReader, is_final
 from producers.batch.batch_log import read_batches
-from producers.batch.claim import POLL_S, Claim, wait_for_sign
+from producers.batch.claim import POLL_S, SENT_SINCE_MAX, Claim, wait_for_sign
 from producers.batch.costs import Costs
 from producers.batch.input_file import InputFile
 from producers.batch.output_file import OutputFile, line_of
@@ -30,7 +30,7 @@ from producers.errors import PublishError
 from producers.publish_queries import Publisher
 from producers.settings import ClientSettings
 from schemas.answer import Answer
-from schemas.batch import AnswerLine, Batch, State
+from schemas.batch import AnswerLine, State
 from schemas.codec import decode
 from schemas.errors import RecordError
 from schemas.topics import ANSWERS, BATCHES, KEY_SEPARATOR
@@ -38,16 +38,15 @@ from schemas.topics import ANSWERS, BATCHES, KEY_SEPARATOR
 CANCEL_S = 10.0
 """How long the questions in flight may take to end after a cancel."""
 READ_AT_ONCE = SENT_AT_ONCE = 500
-IN_FLIGHT_LEFT = 1_000
-"""Lines behind those of its last record that a runner may have sent before it was killed."""
 PAUSE_S = 1.0
 """Pause after the brokers did not take a question."""
 FLUSH_S = 10.0
 READING = {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 50}
 WAITS = "another run of this batch did not end: waiting up to 15 s to see whether it lives"
-NO_MODEL = "generation.model:"
-"""How the error of a query begins that names another model than the generator has."""
+NOT_THERE = ("generation.model:", "workflow:")
+"""How the error of a query begins that names a model or a workflow which the services have not."""
 
+ANSWERED = ("ok", "partial")
 End = Literal["done", "stopped", "cancelled", "cap", "sampled", "taken over"]
 STATES: dict[End, State] = {"done": "done", "cancelled": "cancelled"}
 
@@ -88,7 +87,7 @@ class BatchRun:
         self._cancel_until_s: float | None = None
         self._pause_until_s = 0.0
         self.answered = 0
-        self._model_is_known = self._is_catching_up = False
+        self._is_catching_up, self._are_there = True, False
         self.note = ""
 
     def stop(self) -> None:
@@ -106,34 +105,45 @@ class BatchRun:
         `takes_over`: does not wait to see whether another runner lives. `sample`: asks no more
         lines than it takes to have so many answers, at random. Raises `ConfigError` where
         one does, where the output is of another batch, the input was changed, or a query asks for
-        a model that the generator has not; `RetryableError` without brokers.
+        a model or a workflow that is not there; `RetryableError` without brokers.
         """
         if not self._begin(takes_over):
             return "stopped"
-        ended: End | None = None
+        ended: End = "stopped"
         try:
-            self._catch_up()
-            if sample is not None:
-                lines = range(1, self._source.facts.lines + 1)
-                left = list(filter(self._plan.is_open, lines))
-                count = max(0, sample - self._costs.answers)
-                self._plan.sample = random.Random(self._prefix).sample(left, min(count, len(left)))
-            while ended is None:
-                self._read()
-                if self._claim.is_lost:
-                    ended = "taken over"
-                    break
-                self._follow_cancel()
-                self._send()
-                self._claim.say_alive(self._positions.values())
-                ended = self._end()
-                self._report(self)
+            if self._catch_up():
+                self._choose(sample)
+                ended = self._work()
+            elif self._claim.is_lost:
+                ended = "taken over"
             return ended
         finally:
-            if not self._claim.is_lost:
-                state = STATES.get(ended or "stopped", "stopped")
-                self._claim.write(state, self._positions.values())
-                self._publisher.flush(FLUSH_S)
+            if self._is_catching_up and not self._claim.is_lost:
+                self._claim.give_back()
+            elif not self._claim.is_lost:
+                self._claim.write(STATES.get(ended, "stopped"), self._positions.values())
+            self._publisher.flush(FLUSH_S)
+
+    def _work(self) -> End:
+        """Asks the open lines, and returns how that ended."""
+        while True:
+            self._read()
+            if self._claim.is_lost:
+                return "taken over"
+            self._follow_cancel()
+            self._send()
+            self._claim.say_alive(self._positions.values())
+            self._report(self)
+            if (ended := self._end()) is not None:
+                return ended
+
+    def _choose(self, sample: int | None) -> None:
+        """Lets only so many lines be asked as `sample` answers need."""
+        if sample is not None:
+            lines = range(1, self._source.facts.lines + 1)
+            left = list(filter(self._plan.is_open, lines))
+            count = max(0, sample - self._costs.answers)
+            self._plan.sample = random.Random(self._prefix).sample(left, min(count, len(left)))
 
     # ---- the beginning
 
@@ -154,24 +164,15 @@ class BatchRun:
             self.note = ""
         if self._stop.is_set():
             return False
-        ends, now_ms = [self._bounds(at)[1] for at in answers], self._clock.now_us() // 1_000
-        new = Batch(
-            batch_id=self._source.batch_id,
-            file=self._source.facts,
-            options=self._source.options,
-            state="running",
-            starts=tuple(ends),
-            created_ms=now_ms,
-            updated_ms=now_ms,
-        )
-        starts = self._claim.take(new, known).starts
+        ends = [self._bounds(at)[1] for at in answers]
+        starts = self._claim.take(self._source, known, ends).starts
         for place, at in enumerate(answers):
             low, high = self._bounds(at)
             start = starts[place] if place < len(starts) else 0
             self._positions[at] = start if low <= start <= high else low
         self._reader.add(self._positions)
         if known is not None:  # what an earlier run left in flight may be paid twice
-            self._costs.twice = range(known.first_open, known.next_line + IN_FLIGHT_LEFT)
+            self._costs.twice = range(known.first_open, known.next_line + SENT_SINCE_MAX)
         return True
 
     def _check(self, line: AnswerLine) -> None:
@@ -186,18 +187,20 @@ class BatchRun:
         """Tells what the output waits for, and that this runner lives."""
         self.note = why
         self._report(self)
-        self._claim.say_alive(self._positions.values())
+        self._claim.say_alive(None if self._is_catching_up else self._positions.values())
         return not self._stop.is_set()
 
     def _poll_records(self, wait_s: float) -> Sequence[Message]:
         self._report(self)
         return self._reader.poll(READ_AT_ONCE, wait_s).messages
 
-    def _catch_up(self) -> None:
-        """Reads the answers that there are, in the output and in the log."""
-        self._is_catching_up = True
+    def _catch_up(self) -> bool:
+        """Reads the answers that there are, in the output and in the log.
+
+        Returns False where it was stopped, or lost the batch.
+        """
         if not self._output.begin():
-            return
+            return False
         for line in self._output.read():
             self._check(line)
             if line.status != "refused":
@@ -208,8 +211,8 @@ class BatchRun:
         self.note = "reading which lines are answered"
         while any(self._positions[at] < end for at, end in ends.items()):
             if self._stop.is_set() or self._claim.is_lost:
-                break
-            self._claim.say_alive(self._positions.values())
+                return False
+            self._claim.say_alive(None)
             if self._read():
                 seen_s = time.monotonic()
             elif time.monotonic() - seen_s > silent_s:
@@ -218,6 +221,7 @@ class BatchRun:
                 )
             self._report(self)
         self.note, self.answered, self._is_catching_up = "", 0, False
+        return True
 
     # ---- reading
 
@@ -253,28 +257,23 @@ class BatchRun:
             answer = decode(Answer, message.value, message.headers)
         except RecordError as error:
             raise ConfigError(f"an answer cannot be read ({error}): are versions mixed?") from error
-        no_model = answer.error is not None and answer.error.message.startswith(NO_MODEL)
-        if answer.status == "cancelled" or (no_model and self._is_catching_up):
+        is_there = answer.error is None or not answer.error.message.startswith(NOT_THERE)
+        if answer.status == "cancelled" or (self._is_catching_up and not is_there):
+            # It stays open: an earlier cancel, or what was not there, is perhaps over.
             self._costs.add(answer.usage)
-            self._not_sent(line)  # it stays open: of an earlier cancel, or of another model
+            self._not_sent(line)
+            self._pause_until_s = time.monotonic() + PAUSE_S
             return None
-        self._refuse_model(answer)
+        if not (is_there or self._are_there):
+            why = answer.error.message if answer.error else ""
+            raise ConfigError(f"{why}. Nothing more is sent (--model carpool is any model)")
+        self._are_there = self._are_there or answer.status in ANSWERED
         round = self._plan.round_of(place.partition, place.offset)
         is_news, counts = self._plan.answered(line, answer.status, round)
         if is_news:
             self._costs.add(answer.usage)
             self._costs.free(line)
         return line_of(self._source, line, answer, round) if counts else None
-
-    def _refuse_model(self, answer: Answer) -> None:
-        """Ends the run where its first answer says that there is no such model."""
-        if answer.error is None or not answer.error.message.startswith(NO_MODEL):
-            self._model_is_known = self._model_is_known or answer.status in ("ok", "partial")
-        elif not self._model_is_known:
-            raise ConfigError(
-                f"{answer.error.message.removeprefix(NO_MODEL).strip()}. Nothing more is sent: "
-                "give its name to --model, or --model carpool, which is any model"
-            )
 
     # ---- sending
 
@@ -294,9 +293,10 @@ class BatchRun:
             if (number := self._plan.find_next()) is None:
                 return
             asked = self._source.line(number)
-            if asked.generation.model and not self._model_is_known and self._plan.in_flight:
-                return  # the first answer shows whether the generator has it
             is_workflow = asked.arguments.get("workflow") is not None
+            names_any = is_workflow or asked.generation.model is not None
+            if names_any and not self._are_there and self._plan.in_flight:
+                return  # the first answer shows whether the services have it
             most = self._costs.prices.most(asked.generation.max_tokens, is_workflow=is_workflow)
             if not self._costs.reserve(number, most):
                 return

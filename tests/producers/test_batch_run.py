@@ -208,10 +208,8 @@ def test_a_cancelled_batch_sends_nothing_more_and_is_asked_again_by_the_next_run
     batches: Batches, responder: Responder
 ) -> None:
     batches.write(*questions(200))
-    asked = threading.Event()
 
     def reply(query: Query, source: Source) -> list[Record]:
-        asked.set()
         if int(query.query_id.rpartition("-")[2]) <= 20:
             return [answer_to(query, source)]
         return []
@@ -305,7 +303,7 @@ def test_the_cost_of_all_answers_is_never_above_the_limit(
     ]
     batches.write(*questions(80))
     price_in, price_out = rng.uniform(0, 3), rng.uniform(0.1, 3)
-    most = (200 * price_in + 5 * price_out) / 1e6
+    most = (500 * price_in + 5 * price_out) / 1e6
     cap = rng.uniform(2, 12) * most
     options = (
         f"--price-in {price_in} --price-out {price_out} --max-tokens 5 --max-cost {cap} "
@@ -328,25 +326,65 @@ def test_the_cost_of_all_answers_is_never_above_the_limit(
     assert (again["cost"], again["open"]) == (ended["cost"], ended["open"]), "known from the log"
 
 
-def test_a_model_that_is_not_there_costs_one_question(
-    batches: Batches, responder: Responder
+@pytest.mark.parametrize("named", ["model", "workflow"])
+def test_what_the_services_have_not_costs_one_question(
+    named: str, batches: Batches, responder: Responder
 ) -> None:
     batches.write(*questions(50))
-    message = "generation.model: the query asks for 'big', and this generator has the model 'small'"
-    failing(
-        responder,
-        lambda query: query.generation is not None and query.generation.model == "big",
-        error_type="unsupported",
-        message=message,
-    )
-    ended = batches.run("--model big")
-    assert ended.code == 2
-    assert "the query asks for 'big', and this generator has the model 'small'" in ended.stderr
-    assert len(responder.seen) == 1
+    field = {"model": "generation.model", "workflow": "workflow"}[named]
+
+    def is_bad(query: Query) -> bool:
+        return "big" in (query.workflow, query.generation and query.generation.model)
+
+    failing(responder, is_bad, error_type="unsupported", message=f"{field}: there is no 'big'")
+    for _ in range(2):  # it may be there the next time
+        ended = batches.run(f"--{named} big")
+        assert (ended.code, f"{field}: there is no 'big'" in ended.stderr) == (2, True)
+    assert len(responder.seen) == 2
     other = f"--out {batches.folder}/b.jsonl"
-    assert batches.run(f"--model small {other}").code == 0
-    refused = batches.run(f"--model carpool {other}")
+    assert batches.run(f"--{named} small {other}").code == 0
+    refused = batches.run(f"--top-k 2 {other}")
     assert (refused.code, "has answers of another batch" in refused.stderr) == (2, True)
+
+
+def test_a_run_that_fails_before_it_has_read_the_answers_changes_nothing(batches: Batches) -> None:
+    batches.write(*questions(3))
+    name = batches.run("--json").json["batch_id"]
+    with (batches.folder / "a.jsonl").open("a") as file:
+        file.write("{}\n")
+    assert batches.run().code == 2
+    shown = carpool(f"batch show {name} --json {batches.at}").json
+    assert (shown["state"], shown["counts"], shown.get("runner")) == ("done", {"ok": 3}, None)
+
+
+def test_a_run_asks_again_what_a_command_wants_meanwhile(
+    batches: Batches, responder: Responder
+) -> None:
+    batches.write(*questions(6))
+    release, seen = threading.Event(), Counter[str]()
+
+    def reply(query: Query, source: Source) -> list[Record]:
+        line = query.query_id.rpartition("-")[2]
+        seen[line] += 1
+        if line == "2" and seen[line] == 1:
+            end: dict[str, Any] = {"status": "failed", "error_type": "llm_refused"}
+            return [unanswered(query_id=query.query_id, stage="generator", message="x", **end)]
+        if line == "3" and not release.is_set():
+            return []
+        return [answer_to(query, source)]
+
+    responder.reply = reply
+    process = batches.begin()
+    wait_until(lambda: len(batches.lines()) == 5 or process.poll() is not None, "five answers")
+    name = (batches.lines()[0]["id"] or "").partition("-")[0]
+    retried = carpool(f"batch retry {name} --status failed {batches.at}")
+    assert (retried.code, "the run in progress asks them" in retried.stderr) == (0, True)
+    wait_until(lambda: batches.last().get(2) == "ok" or process.poll() is not None, "the retry")
+    assert carpool(f"batch cancel {name} {batches.at}").code == 0
+    process.communicate(timeout=WAIT_S)
+    release.set()
+    assert batches.run().code == 0
+    assert batches.last() == dict.fromkeys(range(1, 7), "ok")
 
 
 def test_an_estimate_asks_a_sample_and_its_answers_count(
