@@ -52,7 +52,7 @@ app = command_group(
 app.callback()(quiet_logs)
 
 BatchName = Annotated[
-    str, typer.Argument(metavar="BATCH", help="The begin of its id, as `list` shows it.")
+    str, typer.Argument(metavar="BATCH", help="The start of its id, as `list` shows it.")
 ]
 
 
@@ -62,7 +62,7 @@ class How:
 
     workflow: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE.json", help="A program of `carpool workflows`, a graph."),
+        typer.Option(metavar="NAME|FILE.json", help="Program of `carpool workflows`, or a graph."),
     ] = None
     model: Annotated[
         str | None,

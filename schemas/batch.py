@@ -15,7 +15,7 @@ State = Literal["running", "stopped", "done", "cancelled"]
 
 
 class BatchFile(Record, frozen=True, kw_only=True):
-    """The file of a batch. `questions`: the lines that are asked; `refused`: that cannot be."""
+    """The file of a batch. `questions` and `refused`: lines that are, and cannot be, asked."""
 
     name: str
     sha256: str

@@ -1,1 +1,1 @@
-"""How is a file of questions answered? Each line once, in runs that may end and go on (0030)."""
+"""How is a file of questions answered? Each line once, in runs that may end and go on."""

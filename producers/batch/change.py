@@ -1,4 +1,4 @@
-"""Cancels a batch, and asks lines of it again: commands that a runner follows, or the next one."""
+"""Commands that cancel a batch, or ask lines of it again. Its runner follows them, or the next."""
 
 from __future__ import annotations
 

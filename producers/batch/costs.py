@@ -37,8 +37,9 @@ class Costs:
         self.answers = self.input_tokens = self.output_tokens = 0
         self.reused = 0
         """Answers that were given before, to an equal prompt."""
-        self.cost = self.refused = 0.0
-        """Of all answers, and the most of the last question that was not sent for it."""
+        self.cost = 0.0
+        self.refused = 0.0
+        """The most that the question may cost which the limit holds back; 0: none."""
         self._cost_squared = 0.0
         self.twice = range(0)
         """Lines that an earlier run may have left in flight: both answers may be paid."""
