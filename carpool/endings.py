@@ -226,7 +226,7 @@ class AskedQuery:
             **self._written(self.query, earlier, now_us, *added, origin),
         )
         # JSON is longer than text.
-        fit = len(again.value) <= SERVICE_QUERY_BYTES_MAX and fits(again, RETRIES)
+        fit = len(again.value or b"") <= SERVICE_QUERY_BYTES_MAX and fits(again, RETRIES)
         return again if fit else None
 
 

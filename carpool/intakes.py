@@ -1,4 +1,4 @@
-"""What each of the three services reads: its topics, and the records in them."""
+"""What each service on the way of a question reads: its topics, and the records in them."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ _SENTENCE_END = re.compile(
     r"(?<!\b(?:i\.e|e\.g)\.)"
     r"[\"'”’)\]]*\s+(?=[\"'“‘(\[«„¿¡]?[^\W_a-zß-öø-ÿα-ωά-ώа-џ])"
     r"|(?<=[。！？])[”’」』）]*\s*"
+    r"|\n[ \t]*\n\s*"
 )
 """Space after a sentence: not after an initial or a common abbreviation, nor before a small letter.
-Chinese and Japanese write no space.
+Chinese and Japanese write no space. An empty line ends a sentence, such as a heading.
 """
 _LAST_SPACE = re.compile(r"\s+\S*\Z")
 _WHOLE = re.compile(r"[.!?؟।。！？][\"'”’)\]」』）]*$")

@@ -40,9 +40,7 @@ class Worker(Generic[P]):
         """Starts a thread for each of `runs`, under its name. `fail`: see `Sink`."""
         self._fail = fail
         for name, run in runs.items():
-            thread = threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self.spawn(name, run)
 
     def open(self, open_parts: Callable[[], P]) -> P | None:
         """Opens the parts, on one of the threads, and returns them; None: `close` came before."""
@@ -53,6 +51,19 @@ class Worker(Generic[P]):
                 return parts
         self._close_parts(parts)
         return None
+
+    def replace(self, parts: P) -> bool:
+        """Works with other parts from now on, and forgets the earlier ones; False: it is closed."""
+        with self._lock:
+            if not self.is_closed:
+                self.parts = parts
+        return not self.is_closed
+
+    def spawn(self, name: str, run: Callable[[], object]) -> None:
+        """Starts another thread."""
+        thread = threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def not_ready(self) -> tuple[str, ...]:
         """Returns what has failed, or what is missing; nothing when the stage can work."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +15,7 @@ from cli.answers import ANSWERED
 from cli.batch_shown import RunReport, batch_values, batches_table, values_table
 from cli.console import output, people, print_json, quiet_logs
 from cli.exit_codes import FAILED, INTERRUPTED
+from cli.interrupts import stopped_by_signals
 from cli.options import ClientArgs, JsonOption, command_group, spread
 from cli.settings import BatchSide
 from cli.workflows import workflow_of
@@ -220,7 +219,7 @@ def work_off(
         plan = report.plan = BatchPlan(source.facts.lines, running.in_flight, left_out)
         parts = (side.kafka, side.client, CLOCK, source, output_file, plan, costs, report.tell)
         runner = stack.enter_context(closing(BatchRun(*parts)))
-        stack.enter_context(_stopped_by_signals(runner))
+        stack.enter_context(stopped_by_signals(runner.stop))
         ended = runner.run(takes_over=running.take_over, sample=running.asked())
         if running.ordered and ended == "done":
             write_ordered([errors, out], in_order, source.facts.lines)
@@ -236,22 +235,6 @@ def _checked(file: Path, options: BatchOptions, errors: Path, report: RunReport)
         errors.unlink()
     report.begin(source, errors)
     return source
-
-
-@contextmanager
-def _stopped_by_signals(runner: BatchRun) -> Iterator[None]:
-    """The first Ctrl-C, or SIGTERM, ends a run in order; a second Ctrl-C ends it at once."""
-
-    def stop(number: int, _: object) -> None:
-        signal.signal(number, earlier[signal.Signals(number)])
-        runner.stop()
-
-    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def _batches(sources: ClientArgs) -> dict[str, Batch]:

@@ -36,7 +36,8 @@ app = command_group(
 
 A query that the services refuse, or that fails `kafka.attempts_max` times, ends in the dead letters
 of its topic (`rag.queries.v1.dlq`): its raw bytes, its headers, and `rag.errors.*` headers that say
-why. A letter stays there for 14 days. A letter that was replayed or dropped is marked and skipped.
+why; so does a document (`rag.documents.v1.dlq`). A letter stays there for 14 days. A letter that
+was replayed or dropped is marked and skipped.
 
 \b
   carpool dlq list                                        how many, why, how old

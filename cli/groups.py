@@ -39,7 +39,7 @@ class Moved:
     """One offset of a service, which is moved."""
 
     service: Annotated[
-        str, typer.Argument(metavar="SERVICE", help="grouper, searcher or generator.")
+        str, typer.Argument(metavar="SERVICE", help="grouper, searcher, generator or indexer.")
     ]
     place: Annotated[
         str,
@@ -114,7 +114,8 @@ def accept_loss(yes: YesOption = False, *, sources: ClientArgs) -> None:
     for service, topic in INPUTS.items():
         group = kafka.group_of(service)
         facts = broker_facts(kafka, (), group, [each.name for each in read_with(topic)])
-        if facts.topics and not facts.standings:
+        own = {kafka.broker_topic(each.name) for each in read_with(topic)}
+        if own & facts.topics.keys() and not facts.standings:
             raise RetryableError(
                 f"the brokers did not say where the group {group} is: try again, and make sure "
                 "that these credentials have the right Read on it"

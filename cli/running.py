@@ -20,6 +20,7 @@ from carpool.kafka.embedded import LIMITS
 from cli.answers import ANSWERED, answer_text, has_evidence, timing_table
 from cli.console import output, people
 from cli.runfile import Run, RunFile
+from cli.saving import save_corpus
 from cli.settings import CarpoolSettings, UpSettings
 from cli.stack import STOP_ORDER, StackPlan, broker_spec, reserve, service_specs, vllm_spec
 from cli.supervise import Interrupted, Part, Supervisor
@@ -70,6 +71,10 @@ def run_everything(
             console.print("ending everything in order (Ctrl-C again: immediately)")
             raise
         finally:
+            states = {part.state for part in supervisor.parts()}
+            if plan.broker_port is not None and states == {"ready"}:
+                kafka = msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap)
+                save_corpus(kafka, settings.client, console, lambda: supervisor.signals > 1)
             supervisor.stop(STOP_ORDER)
             run_file.remove()
 

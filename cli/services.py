@@ -1,8 +1,9 @@
-"""The commands that run one service: `carpool grouper`, `searcher`, `generator`."""
+"""The commands that run one service: `carpool grouper`, `searcher`, `generator`, `indexer`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,6 +17,7 @@ from schemas.answer import Stage as StageName
 from schemas.topics import (
     ANSWERS,
     CANCELS,
+    DOCUMENTS,
     GROUPS,
     QUERIES,
     RETRIEVAL_DRAFTS,
@@ -29,8 +31,14 @@ if TYPE_CHECKING:
     from carpool.clock import Clock
     from carpool.loop.stage import Stage
     from carpool.telemetry.metrics import Metrics
-INPUTS: dict[str, Topic] = {"grouper": QUERIES, "searcher": GROUPS, "generator": RETRIEVALS}
-"""The services in the order of the work, and the first topic of each; `read_with` has the others.
+INPUTS: dict[str, Topic] = {
+    "grouper": QUERIES,
+    "searcher": GROUPS,
+    "generator": RETRIEVALS,
+    "indexer": DOCUMENTS,
+}
+"""The services in the order of the work of a question, and that of documents; and the first topic
+of each: `read_with` has the others.
 """
 
 IndexOption = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.")
@@ -94,7 +102,9 @@ def searcher(
     _run(
         "searcher",
         settings,
-        lambda metrics, clock: build_stage(settings.searcher, settings.index, metrics, clock),
+        lambda metrics, clock: build_stage(
+            settings.searcher, settings.index, metrics, clock, settings.kafka
+        ),
         QUERIES_IN_HAND_MAX,
         group_intake(),
     )
@@ -141,6 +151,43 @@ def generator(
         settings.generator.prompts_max(len(settings.llm.base_urls())),
         retrieval_intake(),
     )
+
+
+@spread
+def indexer(
+    index: str | None = IndexOption,
+    model: str | None = typer.Option(
+        None, "--model", metavar="NAME|DIR", help="Embedding model: that of the index."
+    ),
+    port: int | None = PortOption,
+    *,
+    sources: Sources,
+) -> None:
+    """Run the indexer: it cuts documents into passages, and embeds them for the searchers.
+
+    Reads rag.documents.v1, writes one record of rag.vectors.v1 for each document: its passages with
+    their vectors, that it is deleted, or that it is refused, and why (`carpool dlq list` has these
+    documents). Two indexers share the partitions; if one dies, the other goes on within seconds.
+    The one that has the first partition saves a base in the folder of the index when the documents
+    that no base has take half of searcher.fresh_bytes.
+    SIGTERM finishes the work in progress; a second SIGTERM stops immediately.
+
+    \b
+    Example:
+      carpool indexer --model all-MiniLM-L6-v2
+    """
+    settings = _settings(sources, port, index={"dir": index}, embedding={"model": model})
+    from indexer.open_service import build_service
+
+    intake, build_stage = build_service(
+        settings.kafka,
+        settings.embedding,
+        settings.indexer,
+        index_dir=Path(settings.index.dir),
+        chars_max=settings.generator.passage_chars_max,
+        fresh_bytes=settings.searcher.fresh_bytes,
+    )
+    _run("indexer", settings, build_stage, 1, intake)
 
 
 def _settings(

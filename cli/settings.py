@@ -53,9 +53,9 @@ class UpSettings(Settings, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            le=65_533,
-            description="Port of the HTTP pages of the grouper; the searcher has the next one, the "
-            "generator the one after. 0: free ones.",
+            le=65_532,
+            description="Port of the HTTP pages of the grouper; searcher, generator and indexer "
+            "have the next ones. 0: free ones.",
         ),
     ] = 9101
     ready_timeout_s: Annotated[

@@ -113,7 +113,6 @@ def make_plan(
 
     `chooses_passages`: no setting says how many passages a prompt has, so the model does.
     """
-    _check_index(settings)
     up, defaults = settings.up, UpSettings()
     broker_port = (
         choose_port(up.broker_port, defaults.broker_port, "the broker (up.broker_port)")
@@ -181,7 +180,7 @@ def vllm_spec(plan: StackPlan, settings: CarpoolSettings) -> ChildSpec:
 def service_specs(
     plan: StackPlan, settings: CarpoolSettings, passed: Sequence[str]
 ) -> list[ChildSpec]:
-    """Returns the three services, with the settings of this call and the plan's addresses."""
+    """Returns the services, with the settings of this call and the plan's addresses."""
     own = [
         f"kafka.bootstrap={plan.bootstrap}",
         f"index.dir={settings.index.dir}",
@@ -233,12 +232,29 @@ def _without_llm_server(passed: Sequence[str]) -> list[str]:
     ]
 
 
-def _check_index(settings: CarpoolSettings) -> None:
-    if not (Path(settings.index.dir) / "manifest.json").is_file():
+def newest_index(settings: CarpoolSettings, *, is_embedded: bool) -> str:
+    """Returns the folder of the index to begin with; "" where there is none, and one can be made.
+
+    The embedded broker keeps nothing, so it begins with the base that was saved last. Raises
+    `ConfigError` for a folder with something else.
+    """
+    from carpool.corpus.base_folders import (
+        BASES_FOLDER,
+    )  # needs NumPy, which the base install lacks
+    from carpool.disk.manifest import MANIFEST_NAME
+
+    folder = Path(settings.index.dir)
+    saved = sorted((folder / BASES_FOLDER).glob(f"*/{MANIFEST_NAME}")) if is_embedded else []
+    if saved:
+        return str(saved[-1].parent)
+    if (folder / MANIFEST_NAME).is_file():
+        return settings.index.dir
+    if folder.exists() and any(folder.iterdir()):
         raise ConfigError(
-            f"there is no index at {settings.index.dir}: make one with `carpool index build "
+            f"{settings.index.dir} has files, and no index: make one with `carpool index build "
             f"CORPUS.jsonl --out {settings.index.dir}`, or name another with --index"
         )
+    return ""
 
 
 def _check_gpu_share(settings: CarpoolSettings) -> None:

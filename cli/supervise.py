@@ -86,7 +86,7 @@ class Supervisor:
         self._ready_timeout_s = ready_timeout_s
         self._note = note
         self._parts: dict[str, Part] = {}
-        self._signals = 0
+        self.signals = 0
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -153,7 +153,7 @@ class Supervisor:
 
     def step(self) -> None:
         """Notes children that ended, and restarts them when due. Raises as `watch` does."""
-        if self._signals:
+        if self.signals:
             raise Interrupted
         now_s = time.monotonic()
         for part in self._parts.values():
@@ -170,7 +170,7 @@ class Supervisor:
     def stop(self, order: Sequence[str] = ()) -> None:
         """Ends the children of `order` one after the other, then the others, last started first."""
         left = [name for name in reversed(self._parts) if name not in order]
-        patience = self._signals
+        patience = self.signals
         for name in (*order, *left):
             part = self._parts.get(name)
             if part is None or part.state == "ended":
@@ -183,14 +183,14 @@ class Supervisor:
     def sleep(self, duration_s: float) -> None:
         """Sleeps until the time has passed or a signal comes. Raises `Interrupted`."""
         time.sleep(duration_s)
-        if self._signals:
+        if self.signals:
             raise Interrupted
 
     def _end(self, child: Child, patience: int) -> None:
         child.ask_to_end()
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
         while not child.has_ended():
-            if self._signals > max(patience, 1):
+            if self.signals > max(patience, 1):
                 child.kill()
             elif time.monotonic() > deadline_s:
                 self._note(
@@ -250,7 +250,7 @@ class Supervisor:
         part.restart_at_s, part.started_s = now_s + delay_s, now_s
 
     def _count(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
+        self.signals += 1
 
 
 LOG_TAIL_LINES = 12

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from carpool.errors import ConfigError
 from cli.console import people
 from cli.options import Config, spread
 from cli.running import run_everything
 from cli.settings import CarpoolSettings, Given, load
-from cli.stack import EMBEDDED, make_plan
+from cli.stack import EMBEDDED, make_plan, newest_index
 from cli.supervise import Interrupted
 from producers.read_questions import read_questions
 
@@ -82,11 +85,13 @@ class UpOptions:
 
 @spread
 def up(options: UpOptions, *, sources: Config) -> None:
-    """Start everything on this machine: broker, grouper, searcher, generator, vLLM.
+    """Start everything on this machine: broker, grouper, searcher, generator, indexer, vLLM.
 
+    Without an index it begins with an empty corpus: put documents into it (`carpool corpus put`).
     All of it listens on loopback only. Without --bootstrap it starts a broker that keeps records in
-    memory. Output goes to files in the state folder; a part that crashes is restarted. One Ctrl-C
-    ends everything in order, a second one immediately.
+    memory; the documents that were put are saved at the end, and are there the next time. Output
+    goes to files in the state folder; a part that crashes is restarted. One Ctrl-C ends everything
+    in order, a second one immediately.
 
     \b
     Examples:
@@ -99,7 +104,7 @@ def up(options: UpOptions, *, sources: Config) -> None:
         options.bootstrap is None and sources.given().is_default("kafka", "bootstrap")
     )
     chosen = options.given(sources, is_embedded=is_embedded)
-    settings = load(CarpoolSettings, chosen)
+    settings = begun(load(CarpoolSettings, chosen), is_embedded=is_embedded)
     plan = make_plan(
         settings,
         is_embedded=is_embedded,
@@ -112,3 +117,23 @@ def up(options: UpOptions, *, sources: Config) -> None:
         run_everything(settings, plan, sources.passed_on(), questions, stays=stays or not questions)
     except Interrupted:
         people().print("stopped")
+
+
+def begun(settings: CarpoolSettings, *, is_embedded: bool) -> CarpoolSettings:
+    """Returns settings whose index exists: where there was none, an empty one was made. Blocks.
+
+    Raises `ConfigError` where that is not possible.
+    """
+    folder = newest_index(settings, is_embedded=is_embedded)
+    if not folder:
+        folder = settings.index.dir
+        people().print(f"there is no index at {folder}: beginning with an empty corpus")
+        command = [sys.executable, "-P", "-m", "carpool", "index", "build", "--empty"]
+        options = ["--out", folder, "--model", settings.embedding.model]
+        made = subprocess.run(  # its imports take 100 MB
+            [*command, *options], capture_output=True, text=True, check=False
+        )
+        if made.returncode:
+            raise ConfigError(f"no empty index could be made at {folder}: {made.stderr.strip()}")
+    index = msgspec.structs.replace(settings.index, dir=folder)
+    return msgspec.structs.replace(settings, index=index)

@@ -193,6 +193,7 @@ def _made(
         search=retrieval.search,
         cache=_cache_use(retrieval, cached_tokens),
         provenance=_provenance(retrieval, prompt_hash),
+        corpus=retrieval.corpus,
         **fields,
     )
 
@@ -236,6 +237,7 @@ def given_again(
         ),
         steps=steps_done(retrieval.query),
         search=retrieval.search,
+        corpus=retrieval.corpus,
         cache=_cache_use(retrieval, 0),
         provenance=_provenance(
             retrieval, None if stored.provenance is None else stored.provenance.prompt_hash

@@ -214,7 +214,6 @@ def reusable_key(
         temperature=request.temperature,
         seed=request.seed,
         passages=tuple(hit.doc_id for hit in prepared.given.values()),
-        index_version=retrieval.index_version,
         tenant=(
             (header(retrieval.headers, TENANT_HEADER) or b"").hex(),
             query.tenant or "",

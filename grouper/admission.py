@@ -88,9 +88,12 @@ def admit(unit: Unit[Query], facts: IndexFacts) -> Admitted:
             "nprobe",
             f"is {nprobe}, but the index has {facts.nlist} clusters; ask for at most that",
         )
+    vector = _vector(query, query.vector, facts) if query.vector is not None else None
+    if query.fetch:  # it passes through a window like the others, and is searched for nothing
+        vector, nprobe = np.zeros(facts.dimension, np.float32), 1
     return Admitted(
         unit=unit,
-        vector=_vector(query, query.vector, facts) if query.vector is not None else None,
+        vector=vector,
         nprobe=nprobe,
         deadline_us=deadline_us_of(query, unit.message),
     )

@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 
 from carpool.clock import Clock
-from carpool.disk.documents import Document, DocumentStore, DocumentWriter
+from carpool.disk.documents import DocumentStore, DocumentWriter, Passage
 from carpool.disk.extents import SEGMENT_BYTES_MAX
-from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
+from carpool.disk.manifest import Manifest, read_manifest
 from carpool.embedding.loader import fingerprint_of, load_embedder
 from carpool.errors import ConfigError
+from indexer.clustering import cluster_and_write
 from indexer.corpus import CorpusReader, file_sha256
 from indexer.plan.state import (
     SHARD_ROWS,
@@ -41,8 +42,8 @@ from indexer.vectors import (
     open_precomputed,
     open_shards,
 )
-from indexer.workspace import BUILD_NAME, Workspace
-from indexer.write import cluster_and_write, documents_build_id
+from indexer.workspace import BUILD_NAME, Workspace, refuse_existing
+from indexer.write import digest_of_id, documents_build_id, write_keys
 
 LONGER = "longer than the {} characters that a prompt shows (generator.passage_chars_max)"
 PROBLEMS_LISTED = 20
@@ -107,11 +108,11 @@ def _build(
 ) -> BuildReport:
     if not (request.index_dir / BUILD_NAME).is_dir():
         # Refuse before the long reads of corpus and vectors. With a workspace, its state decides.
-        _refuse_existing(request)
+        refuse_existing(request.index_dir, force=request.force)
     identity = identify(request, config, progress)
     if (report := _roll_forward(request, identity, progress)) is not None:
         return report
-    _refuse_existing(request)
+    refuse_existing(request.index_dir, force=request.force)
     with Workspace(request.index_dir) as workspace:
         build = _Build(workspace, request, config, progress)
         state = build.resume(plan_resume(workspace.read_state(), identity, now_us=clock.now_us()))
@@ -168,14 +169,6 @@ def _sha256(path: Path, what: str, progress: ProgressReport) -> str:
     return file_sha256(path, what, progress.advance)
 
 
-def _refuse_existing(request: BuildRequest) -> None:
-    if (request.index_dir / MANIFEST_NAME).exists() and not request.force:
-        raise ConfigError(
-            f"there is an index at {request.index_dir} already; it stays as it is. Give another "
-            "--out, or --force to replace it when the new one is complete"
-        )
-
-
 def _roll_forward(
     request: BuildRequest, identity: BuildIdentity, progress: ProgressReport
 ) -> BuildReport | None:
@@ -185,7 +178,7 @@ def _roll_forward(
     with Workspace(request.index_dir) as workspace:
         state = workspace.read_state()
         if workspace.is_finished:
-            _refuse_existing(request)
+            refuse_existing(request.index_dir, force=request.force)
             workspace.publish()
         elif workspace.is_published(state):
             workspace.remove()
@@ -253,11 +246,13 @@ class _Build:
         writer = DocumentWriter(self.workspace.finished, documents_build_id(corpus))
         problems: dict[str, LineProblem] = {}
         problem_count = position_bytes = 0
+        digests = bytearray()
         shown = self.request.prompt_chars
         try:
             for found in reader:
-                if isinstance(found, Document):
+                if isinstance(found, Passage):
                     writer.append(found)
+                    digests += digest_of_id(found.doc_id)
                     if shown is not None and len(" ".join(found.text.split())) > shown:
                         reader.notes[LONGER.format(shown)] += 1
                 else:
@@ -273,6 +268,7 @@ class _Build:
             writer.abandon()
             raise
         writer.close()
+        write_keys(self.workspace.finished, digests)
         self.progress.advance(reader.size_bytes - position_bytes)
         return DocumentsDone(
             row_count=writer.row_count,

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from carpool.errors import ConfigError
 from carpool.foreign_files import refuse_foreign
 from indexer.plan.state import LineProblem
@@ -47,7 +47,7 @@ _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class CorpusReader:
-    """Iterates over a corpus: a `Document` for a good line, a `LineProblem` for a bad one.
+    """Iterates over a corpus: a `Passage` for a good line, a `LineProblem` for a bad one.
 
     `position_bytes` of `size_bytes` of the file have been read. `line_number`, from 1, is the line
     that was yielded last. `notes`: what was made of odd lines, with the count of documents. Memory:
@@ -73,7 +73,7 @@ class CorpusReader:
             self.size_bytes = path.stat().st_size
         self.position_bytes = self.line_number = 0
 
-    def __iter__(self) -> Iterator[Document | LineProblem]:
+    def __iter__(self) -> Iterator[Passage | LineProblem]:
         """Yields documents and problems in the order of the lines. Blocks."""
         self.line_number = 0
         self.notes.clear()
@@ -115,7 +115,7 @@ class CorpusReader:
                 yield line.removeprefix(_BOM) if is_first else line
             is_first = False
 
-    def _read(self, line: bytes | None) -> Document | str:
+    def _read(self, line: bytes | None) -> Passage | str:
         """The document of a line, or what is wrong with it."""
         if line is None:
             return f"the line is longer than {self._line_bytes_max} bytes"
@@ -129,7 +129,7 @@ class CorpusReader:
         except UnicodeDecodeError as error:
             return f"not UTF-8: {error.reason}"
         metadata = bounded_metadata(found.metadata)
-        document = Document(str(found.id), found.title or "", found.text, metadata)
+        document = Passage(str(found.id), found.title or "", found.text, metadata)
         if why := self._unfit(document):
             return why
         id_digest = hashlib.blake2b(document.doc_id.encode(), digest_size=DIGEST_BYTES).digest()
@@ -154,7 +154,7 @@ class CorpusReader:
                 )
         return msgspec.convert(line, _Line)
 
-    def _unfit(self, document: Document) -> str | None:
+    def _unfit(self, document: Passage) -> str | None:
         id_bytes = len(document.doc_id.encode())
         passage_bytes = len(document.title.encode()) + len(document.text.encode())
         if not document.doc_id.strip():
@@ -219,7 +219,7 @@ def bounded_metadata(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
     return kept or None
 
 
-def passage_text(document: Document) -> str:
+def passage_text(document: Passage) -> str:
     """Returns the text to embed: title, full stop, text; the text alone if there is no title."""
     return f"{document.title}. {document.text}" if document.title else document.text
 

@@ -11,7 +11,7 @@ from carpool.settings import Settings
 
 
 class IndexerSettings(Settings, frozen=True, kw_only=True):
-    """What `carpool index build` accepts and takes; what changes the bytes is saved with it."""
+    """What the indexer and `carpool index build` accept; what changes the bytes is saved."""
 
     passage_bytes_max: Annotated[
         int,
@@ -46,12 +46,11 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=0,
             le=1 << 40,
-            description="Least number of passages for which an index gets codes. Codes take an "
-            "eighth of the bytes of the vectors; the searcher keeps them in memory and scans "
-            "them instead of the vectors. Too low: codes for an index whose vectors fit in "
-            "memory. Too high: every query reads whole clusters.",
+            description="Least number of passages for which an index gets codes; 1: each does. "
+            "Codes take an eighth of the bytes of the vectors; the searcher keeps them in memory "
+            "and scans them instead of the vectors. Too high: every query reads whole clusters.",
         ),
-    ] = 50_000
+    ] = 1
     threads: Annotated[
         int,
         msgspec.Meta(

@@ -10,7 +10,7 @@ import numpy as np
 from carpool.codes.kernel import kernel_in_use
 from carpool.disk.extent_table import read_extents
 from carpool.disk.index import check_sizes
-from carpool.disk.manifest import read_manifest
+from carpool.disk.manifest import BaseFacts, read_manifest
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +43,7 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
     embedding_model_name: str
     centroids_fingerprint: str
     codes: tuple[str, ...]
+    base: BaseFacts | None
     kernel: str
     cluster_rows: Spread
     cluster_skew: float
@@ -59,7 +60,7 @@ def index_stats(index_dir: Path) -> IndexStats:
     manifest = read_manifest(index_dir)
     check_sizes(index_dir, manifest)
     rows = [extent.row_count for extent in read_extents(index_dir, manifest)]
-    mean = manifest.row_count / manifest.nlist
+    mean = manifest.row_count / len(rows)
     low, median, high, top = map(int, np.percentile(rows, (0, 50, 95, 100), method="lower"))
     files_bytes = {name: entry.size_bytes for name, entry in manifest.files.items()}
     return IndexStats(
@@ -75,9 +76,12 @@ def index_stats(index_dir: Path) -> IndexStats:
         embedding_model_name=manifest.embedding_model_name,
         centroids_fingerprint=manifest.centroids_fingerprint,
         codes=tuple(one.codec for one in manifest.codes),
+        base=manifest.base,
         kernel=kernel_in_use(),
         cluster_rows=Spread(min=low, p50=median, p95=high, max=top, mean=round(mean, 1)),
-        cluster_skew=round(sum(count * count for count in rows) / manifest.row_count / mean, 2),
+        cluster_skew=round(sum(count * count for count in rows) / len(rows) / mean**2, 2)
+        if mean
+        else 1.0,
         files_bytes=files_bytes,
         size_bytes=sum(files_bytes.values()),
     )

@@ -77,6 +77,8 @@ def _checked(index: OpenIndex, questions: Float32) -> Float32:
             f"the questions have shape {questions.shape}, and the index has dimension {dimension}: "
             "embed them with the model of the index"
         )
+    if not index.manifest.row_count:
+        raise ConfigError(f"the index at {index.dir} has no passages: there is nothing to find")
     distinct = np.unique(questions, axis=0)
     if len(distinct) < QUESTIONS_MIN:
         raise ConfigError(
@@ -92,7 +94,8 @@ def _measure(index: OpenIndex, questions: Float32, progress: ProgressReport) -> 
     nlist = index.manifest.nlist
     truth = _true_results(index, questions, progress)
     order = probe(index.centroids, questions, nlist)
-    places = np.empty_like(order)
+    # Every search scans the zero cluster, as if it were the nearest.
+    places = np.zeros((len(order), index.manifest.cluster_count), order.dtype)
     np.put_along_axis(places, order, np.arange(nlist, dtype=order.dtype)[None, :], axis=1)
     ranks = np.take_along_axis(places, truth.clusters, axis=1).astype(np.int64)
     half = len(questions) // 2
@@ -145,7 +148,7 @@ def _scanner(index: OpenIndex, progress: ProgressReport) -> CodeScanner | None:
     if codes is None:
         return None
     scanner = CodeScanner(
-        codes.layout, index.centroids, codes.rotation, codes.first_rows, codes.row_counts
+        codes.layout, index.scan_centroids, codes.rotation, codes.first_rows, codes.row_counts
     )
     progress.start("loading codes (clusters)", len(codes.extents))
     for cluster, extent in enumerate(codes.extents):
@@ -173,7 +176,7 @@ class _Search:
         """Returns the share of the true results in the probed clusters that are found."""
         found, there = 0, 0
         for number, rows in zip(asked, self._proposed(asked, nprobe), strict=True):
-            in_probes = np.isin(self.truth.clusters[number], self.order[number, :nprobe])
+            in_probes = np.isin(self.truth.clusters[number], self._scanned(number, nprobe))
             true = self.truth.rows[number][in_probes]
             found += len(true) if rows is None else int(np.isin(true, rows).sum())
             there += len(true)
@@ -187,7 +190,7 @@ class _Search:
         found, row_count, read_bytes = 0, 0, 0
         for number, rows in zip(asked, proposed, strict=True):
             if rows is None:
-                probed = self.order[number, :nprobe]
+                probed = self._scanned(number, nprobe)
                 found += int(np.isin(self.truth.clusters[number], probed).sum())
                 read_bytes += sum(self.index.extents[cluster].size_bytes for cluster in probed)
             else:
@@ -201,6 +204,11 @@ class _Search:
             rows_read=round(row_count / len(asked), 1),
             read_bytes=read_bytes // len(asked),
             cpu_us=round(cpu_us) if self.scanner is not None else None,
+        )
+
+    def _scanned(self, number: int, nprobe: int) -> Int64:
+        return np.append(self.order[number, :nprobe], self.index.manifest.zero_clusters).astype(
+            np.int64
         )
 
     def _proposed(self, asked: range, nprobe: int) -> list[Int64 | None]:
@@ -219,7 +227,7 @@ class _Search:
         found: dict[int, Int64] = {}
         left, count = list(asked), first_count(CODEC, TOP_K)
         while left:
-            probes = [self.order[number, :nprobe].astype(np.int64) for number in left]
+            probes = [self._scanned(number, nprobe) for number in left]
             rows, estimates = self.scanner.scan(self.questions[left], probes, count)
             again = []
             for number, proposed, scores in zip(left, rows, estimates, strict=True):

@@ -12,6 +12,7 @@ import numpy as np
 
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.checked_file import PAGE_BYTES, SUM_SUFFIX, CheckedFile
+from carpool.disk.document_keys import DOCUMENT_KEYS_NAME, DocumentKeys
 from carpool.disk.document_rows import DOCUMENT_ROWS_NAME, NO_ROW, read_document_rows
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents
@@ -27,7 +28,14 @@ from indexer.progress import ProgressReport
 from indexer.vectors import NORM_TOLERANCE
 
 CODE_CHUNK_PAGES = 1024
-TABLES = (CENTROIDS_NAME, EXTENTS_NAME, OFFSETS_NAME, DOCUMENT_ROWS_NAME, ROTATION_NAME)
+TABLES = (
+    CENTROIDS_NAME,
+    EXTENTS_NAME,
+    OFFSETS_NAME,
+    DOCUMENT_ROWS_NAME,
+    DOCUMENT_KEYS_NAME,
+    ROTATION_NAME,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +63,7 @@ def verify_index(index_dir: Path, progress: ProgressReport) -> VerifyReport:
             check()
     return VerifyReport(
         problems=tuple(dict.fromkeys(found.problems)),
-        clusters=manifest.nlist,
+        clusters=manifest.cluster_count,
         rows=manifest.row_count,
         size_bytes=sum(entry.size_bytes for entry in manifest.files.values()),
     )
@@ -154,7 +162,10 @@ class _Verification:
             self.progress.advance(1)
 
     def documents(self) -> None:
-        """Reads every document."""
+        """Reads every document, and checks that each passage is of one in the table."""
+        if DOCUMENT_KEYS_NAME in self.manifest.files:
+            with self.listed(self.index_dir / DOCUMENT_KEYS_NAME):
+                DocumentKeys.open(self.index_dir, self.manifest).check()
         self.progress.start("documents", self.manifest.row_count)
         with DocumentStore.open(self.index_dir, self.manifest) as store:
             check_no_hole(store.offsets_descriptor, self.index_dir / OFFSETS_NAME)

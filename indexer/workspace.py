@@ -23,6 +23,15 @@ SEGMENTS = ("clusters-*.seg*", "codes-*")
 """Match all segments, and the files that belong to them."""
 
 
+def refuse_existing(index_dir: Path, *, force: bool = False) -> None:
+    """Raises `ConfigError` where there is an index, unless it may be replaced."""
+    if (index_dir / MANIFEST_NAME).exists() and not force:
+        raise ConfigError(
+            f"there is an index at {index_dir} already; it stays as it is. Give another --out, or "
+            "--force to replace it when the new one is complete"
+        )
+
+
 class Workspace:
     """Allows one build at a time in `index_dir`, by a lock. A context manager.
 
@@ -84,6 +93,14 @@ class Workspace:
     def has_leftovers(self) -> bool:
         """Whether an earlier run left embedded vectors."""
         return any(self.shards.glob("shard-*.f32"))
+
+    def refuse_unfinished(self) -> None:
+        """Raises `ConfigError` where an interrupted build has work that another would remove."""
+        if self.has_leftovers or self.read_state() is not None:
+            raise ConfigError(
+                f"there is an interrupted build in {self.index_dir}; continue it, or remove "
+                f"{self.folder}, or give another folder"
+            )
 
     def clear(self, *, keep_documents: bool) -> None:
         """Removes shards and finished files, the documents too unless they are kept."""

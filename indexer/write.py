@@ -1,11 +1,9 @@
-"""The second half of a build: centroids, assignment, segments, tables, and the manifest last.
-
-Each step is saved, so that a killed build continues with the next one.
-"""
+"""Writes an index whose clusters are known: segments, tables, and the manifest last."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +13,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from carpool.arrays import Float32
+from carpool.arrays import Float32, UInt32
 from carpool.clock import Clock
 from carpool.codes.codec import CodeLayout
 from carpool.codes.int4 import Encoder, code_layout
+from carpool.digest import DIGEST_BYTES, digest_of
 from carpool.disk.centroids import centroids_fingerprint, write_centroids
+from carpool.disk.document_keys import entries_of, write_document_keys
 from carpool.disk.document_rows import documents_of_places, write_document_rows
 from carpool.disk.extent_table import write_extents
 from carpool.disk.extents import ClusterExtent, plan_extents
@@ -30,15 +30,12 @@ from carpool.disk.pages import PageLayout, choose_layout
 from carpool.disk.rotation import random_rotation, write_rotation
 from carpool.disk.segments import SegmentWriter, build_id_of
 from carpool.errors import ConfigError
-from indexer.clustering import assign_rows, train_centroids
-from indexer.kmeans import use_threads
-from indexer.plan.defaults import default_nlist, default_nprobe
+from indexer.plan.defaults import default_nprobe
 from indexer.plan.passes import memory_min_bytes, plan_passes
-from indexer.plan.state import BuildIdentity, BuildState, ClustersDone, CorpusIdentity
+from indexer.plan.state import BuildIdentity, CorpusIdentity
 from indexer.progress import ProgressReport
-from indexer.settings import IndexerSettings
 from indexer.vectors import Vectors, bytes_of
-from indexer.workspace import Workspace
+from schemas.document import DocumentKey
 
 ROTATION_SEED = 0
 
@@ -70,6 +67,20 @@ class Plan:
 def documents_build_id(corpus: CorpusIdentity) -> int:
     """Returns the build id of the documents of a corpus: the same for the same documents."""
     return build_id_of(msgspec.json.encode(corpus))
+
+
+def digest_of_id(doc_id: str) -> bytes:
+    """Returns the digest of the key of a document that is one passage: its id is the key."""
+    return digest_of(DocumentKey("", doc_id).encode())
+
+
+def write_keys(folder: Path, digests: bytes | bytearray) -> None:
+    """Writes the table of documents where each is one passage. Durable.
+
+    `digests`: of the keys, 16 bytes a document, in the order of the corpus.
+    """
+    counts = np.ones(len(digests) // DIGEST_BYTES, np.uint32)
+    write_document_keys(folder, [entries_of(digests, counts)])
 
 
 def plan_segments(identity: BuildIdentity, clusters: Clusters) -> Plan:
@@ -153,17 +164,9 @@ def finish(folder: Path, plan: Plan, started_us: int, segments: dict[str, FileEn
     `segments`: the entries of segments and codes. Files of an earlier run are removed.
     """
     centroids, of_vectors = plan.clusters.centroids, plan.identity.vectors
-    write_centroids(folder, centroids)
-    write_extents(folder, plan.extents)
-    write_rotation(folder, plan.rotation)
     order = np.argsort(plan.clusters.rows, kind="stable")
-    write_document_rows(folder, documents_of_places(plan.layout, plan.extents, order))
-    segment_count = plan.extents[-1].segment + 1
-    names = index_files(segment_count, [code.codec for code in plan.codes])
-    for path in folder.iterdir():
-        if path.name not in names:
-            path.unlink()
-    files = {name: segments.get(name) or _entry(folder / name) for name in names}
+    places = documents_of_places(plan.layout, plan.extents, order)
+    files = write_tables(folder, centroids, plan.rotation, plan.extents, places, segments)
     fingerprint = centroids_fingerprint(centroids)
     manifest = Manifest(
         format=FORMAT,
@@ -182,13 +185,38 @@ def finish(folder: Path, plan: Plan, started_us: int, segments: dict[str, FileEn
         page_bytes=plan.layout.page_bytes,
         build_id=plan.build_id,
         documents_build_id=documents_build_id(plan.identity.corpus),
-        segment_count=segment_count,
+        segment_count=plan.extents[-1].segment + 1,
     )
     write_manifest(folder, manifest)
     return manifest
 
 
-def _entry(path: Path) -> FileEntry:
+def write_tables(
+    folder: Path,
+    centroids: Float32,
+    rotation: Float32,
+    extents: Sequence[ClusterExtent],
+    places: UInt32,
+    segments: dict[str, FileEntry],
+) -> dict[str, FileEntry]:
+    """Writes the small files, and removes what is not of the index; returns the entry of each file.
+
+    `places`: the document of each place; `segments`: the entries of segments and codes. Documents
+    and their table are there already. Blocks.
+    """
+    write_centroids(folder, centroids)
+    write_extents(folder, extents)
+    write_rotation(folder, rotation)
+    write_document_rows(folder, places)
+    names = [*segments, *index_files(0)]
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+    return {name: segments.get(name) or entry_of(folder / name) for name in sorted(names)}
+
+
+def entry_of(path: Path) -> FileEntry:
+    """Returns the entry of a file; reads all of it."""
     return FileEntry(size_bytes=path.stat().st_size, crc32=file_crc32(path))
 
 
@@ -204,84 +232,6 @@ def index_version(
         digest.update(f"\0{name}\0{files[name].size_bytes}\0{files[name].crc32}".encode())
     began = datetime.fromtimestamp(started_us / 1_000_000, UTC)
     return f"{began:%Y-%m-%dT%H:%M:%SZ}-{digest.hexdigest()[:8]}"
-
-
-CENTROIDS_NAME = "centroids.f32"
-ROWS_NAME = "assignment.i32"
-
-
-def cluster_and_write(
-    workspace: Workspace,
-    settings: IndexerSettings,
-    state: BuildState,
-    vectors: Vectors,
-    progress: ProgressReport,
-) -> Manifest:
-    """Returns the manifest of the finished index, before the move. Continues saved work. Blocks."""
-    if settings.threads:
-        use_threads(settings.threads)
-    try:
-        choose_layout(vectors.dimension, state.identity.layout.vector_dtype)
-    except ValueError as error:
-        raise ConfigError(
-            f"{error}; take a model with shorter vectors, or --vector-dtype float16"
-        ) from error
-    clusters = _saved_clusters(workspace, state, vectors, progress)
-    if clusters is None:
-        clusters = _new_clusters(workspace, state, vectors, progress)
-    plan = plan_segments(state.identity, _without_empty(clusters, progress))
-    folder = workspace.finished
-    segments = write_clusters(folder, vectors, plan, settings.memory_bytes, progress)
-    return finish(folder, plan, state.started_us, segments)
-
-
-def _saved_clusters(
-    workspace: Workspace, state: BuildState, vectors: Vectors, progress: ProgressReport
-) -> Clusters | None:
-    """Returns the clusters of an earlier run; None where it saved none, or they are damaged."""
-    if (done := state.clusters) is None:
-        return None
-    centroids = workspace.load(CENTROIDS_NAME, done.centroids_crc32)
-    rows = workspace.load(ROWS_NAME, done.rows_crc32)
-    if centroids is None or rows is None:
-        return None
-    progress.note(f"{vectors.row_count:,} rows were clustered before")
-    trained = np.frombuffer(centroids, dtype="<f4").reshape(-1, vectors.dimension)
-    return Clusters(trained, np.frombuffer(rows, dtype="<i4"), done.vectors_digest)
-
-
-def _new_clusters(
-    workspace: Workspace, state: BuildState, vectors: Vectors, progress: ProgressReport
-) -> Clusters:
-    """Trains centroids, assigns the rows, and saves both."""
-    asked = state.identity.clustering.nlist
-    nlist = asked or default_nlist(vectors.row_count)
-    if not asked:
-        progress.note(f"nlist {nlist:,} for {vectors.row_count:,} passages; --nlist sets another")
-    centroids = train_centroids(vectors, nlist, state.identity.clustering, progress)
-    progress.start("assigning", vectors.row_count)
-    rows, vectors_digest = assign_rows(vectors, centroids, progress.advance)
-    done = ClustersDone(
-        centroids_crc32=workspace.save(CENTROIDS_NAME, bytes_of(centroids)),
-        rows_crc32=workspace.save(ROWS_NAME, bytes_of(rows)),
-        vectors_digest=vectors_digest,
-    )
-    workspace.save_state(state, clusters=done)
-    return Clusters(centroids, rows, vectors_digest)
-
-
-def _without_empty(clusters: Clusters, progress: ProgressReport) -> Clusters:
-    """Returns the clusters that have rows, numbered anew: a query would probe others for nothing.
-
-    Many equal vectors leave many clusters empty.
-    """
-    nlist = len(clusters.centroids)
-    has_rows = np.bincount(clusters.rows, minlength=nlist) > 0
-    if empty := nlist - int(has_rows.sum()):
-        progress.note(f"{empty:,} of {nlist:,} clusters got no row and are left out")
-    numbers = np.cumsum(has_rows, dtype=np.int32) - 1
-    kept = clusters.centroids[has_rows]
-    return clusters._replace(centroids=kept, rows=numbers[clusters.rows])
 
 
 def promote(index_dir: Path, clock: Clock) -> str:

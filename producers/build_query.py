@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 from carpool.workflow.graph import program_of
 from carpool.workflow.steps import WorkflowError
@@ -27,6 +27,15 @@ Vector = bytes | Iterable[float]
 Priority = int | Literal["batch"]
 
 
+class HasPosition(Protocol):
+    """A change of a document, such as `Put`."""
+
+    @property
+    def position(self) -> Mapping[int, int]:
+        """The position of a search that sees it."""
+        ...
+
+
 class QuestionArgs(TypedDict, total=False):
     """The optional fields of a question, without its text; the services have the defaults.
 
@@ -34,7 +43,9 @@ class QuestionArgs(TypedDict, total=False):
     fingerprint of its `embedding_model`. `query_id`: by default a new UUIDv4. `priority`: lower is
     sooner; "batch" uses a topic of lower priority. `tenant`: see the header `rag-tenant`.
     `headers`: traceparent, tracestate, correlation_id and reply_to are copied to the answer.
-    `workflow`: the name of a program, or a graph as in JSON: `nodes` and `edges`.
+    `workflow`: the name of a program, or a graph as in JSON: `nodes` and `edges`. `after`: what
+    `put` or `delete` of a client returned, one or several: they are searched, too. `fetch`: the ids
+    of documents or passages to fetch, instead of a question.
     """
 
     vector: Vector | None
@@ -48,15 +59,17 @@ class QuestionArgs(TypedDict, total=False):
     generation: Generation | None
     workflow: str | Mapping[str, Any] | None
     headers: Mapping[str, str] | None
+    after: HasPosition | Iterable[HasPosition] | None
+    fetch: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueryRecord:
-    """The record of a query."""
+    """The record of a query, a batch or a document; `query_id` is its key. A null value deletes."""
 
     topic: str
     query_id: str
-    value: bytes
+    value: bytes | None
     headers: Headers
 
 
@@ -74,11 +87,8 @@ def build_record(
     """
     if unknown := sorted(set(question) - QuestionArgs.__annotations__.keys()):
         raise TypeError(f"a question has no {', '.join(unknown)}")
-    query_id, vector, priority = (
-        question.get("query_id"),
-        question.get("vector"),
-        question.get("priority", 0),
-    )
+    query_id, vector = question.get("query_id"), question.get("vector")
+    priority = question.get("priority", 0)
     query = Query(
         query_id=query_id if query_id is not None else str(uuid.uuid4()),
         text=well_formed(text) if isinstance(text, str) else text,
@@ -91,18 +101,19 @@ def build_record(
         conversation_id=question.get("conversation_id"),
         generation=question.get("generation"),
         workflow=_as_in_record(question.get("workflow")),
+        bound=_bound(question.get("after")),
+        fetch=tuple(question.get("fetch", ())),
     )
     passed_on: Headers = tuple(
         (name, well_formed(text).encode()) for name, text in (question.get("headers") or {}).items()
     )
-    tenant = question.get("tenant")
     value, headers = encode(
         query, event_id=query.query_id, source=SOURCE_NAME, time_us=now_us, passed_on=passed_on
     )
     if len(value) > QUERY_BYTES_MAX:
         what = f"the question is {len(value)} bytes as a record; at most {QUERY_BYTES_MAX} are sent"
         raise RecordError("too_large", f"{what}: shorten its text", field="$")
-    if tenant is not None:
+    if (tenant := question.get("tenant")) is not None:
         headers += ((TENANT_HEADER, well_formed(tenant).encode()),)
     # The grouper decodes it in the same way: bad values are found before the record is sent.
     query = decode(Query, value, headers)
@@ -110,6 +121,17 @@ def build_record(
     _check_graph(query)
     topic = QUERIES_BATCH if priority == "batch" else QUERIES
     return QueryRecord(topic=topic.name, query_id=query.query_id, value=value, headers=headers)
+
+
+def _bound(after: HasPosition | Iterable[HasPosition] | None) -> dict[int, int] | None:
+    """Returns the least position that has all these changes."""
+    if after is None:
+        return None
+    bound: dict[int, int] = {}
+    for each in after if isinstance(after, Iterable) else (after,):
+        for partition, offset in each.position.items():
+            bound[partition] = max(offset, bound.get(partition, offset))
+    return bound or None
 
 
 def _as_in_record(workflow: str | Mapping[str, Any] | None) -> Any:

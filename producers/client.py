@@ -1,6 +1,7 @@
 """The Python client: publishes questions and waits for their answers, with asyncio.
 
 async with Client.from_settings() as client:
+    await client.put("eiffel", title="Eiffel Tower", text="The Eiffel Tower was built in 1889.")
     answer = await client.ask("When was the Eiffel Tower built?", top_k=3, timeout_s=30)
     print(answer.answer, [citation.title for citation in answer.citations])
 """
@@ -24,6 +25,7 @@ from carpool.errors import ConfigError, RecordError, RetryableError
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import load_settings, settings_file
 from producers.build_query import QueryRecord, QuestionArgs, build_cancel, build_record, source_of
+from producers.documents import DocumentCalls
 from producers.errors import AnswerTimeout, PublishError
 from producers.match_answers import ExpectedAnswers, PartialText, Place, Ticket
 from producers.publish_queries import Publisher
@@ -55,8 +57,10 @@ class _PendingAsk:
         _call(self.loop, self.events.put_nowait, event)
 
 
-class Client:
+class Client(DocumentCalls):
     """Publishes questions and waits for their answers. Concurrent asks share one connection.
+
+    It puts and deletes documents, too.
 
     Open it with `async with`, and use it from tasks of that event loop. A process that was forked
     since opens one of its own. The base install suffices.
@@ -240,15 +244,20 @@ class Client:
         with contextlib.suppress(PublishError):
             publisher.send(cancel, lambda _, error: None)
 
-    async def _send(self, record: QueryRecord) -> None:
-        """Publishes a record, and waits until the brokers have it. Raises `PublishError`."""
+    async def _send(self, record: QueryRecord) -> Place | None:
+        """Publishes a record, and returns its place once the brokers have it, if they say it.
+
+        Raises `PublishError`.
+        """
         loop = asyncio.get_running_loop()
-        results: asyncio.Queue[PublishError | None] = asyncio.Queue()
+        results: asyncio.Queue[tuple[Place | None, PublishError | None]] = asyncio.Queue()
         self._opened(self._publisher).send(
-            record, lambda _, error: _call(loop, results.put_nowait, error)
+            record, lambda *result: _call(loop, results.put_nowait, result)
         )
-        if (error := await results.get()) is not None:
+        place, error = await results.get()
+        if error is not None:
             raise error
+        return place
 
     def _record(
         self, text: str | None, deadline_s: float | None, question: QuestionArgs

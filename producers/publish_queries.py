@@ -1,4 +1,4 @@
-"""Publishes questions with librdkafka, and reports the acknowledgement of each."""
+"""Publishes questions and documents, and reports the acknowledgement of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGGER = logging.getLogger("carpool.client")
 LOGGER.addHandler(logging.NullHandler())  # the application decides about librdkafka's log lines
 
 QUEUE_KIB = 65_536
-"""Memory for questions that are not yet sent."""
+"""Memory for records that are not yet sent."""
 WARM_UP_REQUESTS = 3
 WARM_UP_PAUSE_S = 0.02
 WARM_UP_S = 0.5
@@ -29,7 +29,7 @@ Placed = Callable[[Place | None, PublishError | None], None]
 
 
 class Publisher:
-    """A Kafka producer of questions. Thread-safe. Its thread calls `on_placed`."""
+    """A Kafka producer of records. Thread-safe. Its thread calls `on_placed`."""
 
     def __init__(self, kafka: KafkaSettings, client: ClientSettings) -> None:
         self._kafka = kafka
@@ -47,7 +47,7 @@ class Publisher:
         self._thread.start()
 
     def send(self, record: QueryRecord, on_placed: Placed) -> None:
-        """Queues a question; does not block. Raises `PublishError` when the queue is full.
+        """Queues a record; does not block. Raises `PublishError` when the queue is full.
 
         `on_placed` is called once, from another thread, with partition and offset of the record
         (None: the broker did not say), or with the error.
@@ -78,7 +78,7 @@ class Publisher:
             )
         except BufferError:
             raise PublishError(
-                "the queue of unsent questions is full: they are published faster than the brokers "
+                "the queue of unsent records is full: they are published faster than the brokers "
                 "take them. This one was not sent; send more slowly"
             ) from None
         except confluent_kafka.KafkaException as error:
@@ -89,7 +89,7 @@ class Publisher:
         return int(self._producer.flush(timeout_s))
 
     def close(self, timeout_s: float) -> int:
-        """Flushes and stops; returns how many questions were not acknowledged. Blocks."""
+        """Flushes and stops; returns how many records were not acknowledged. Blocks."""
         unsent = self.flush(timeout_s)
         self._stopping.set()
         self._thread.join()
@@ -123,7 +123,7 @@ def _publish_error(error: confluent_kafka.KafkaError, right: str) -> PublishErro
             is_final=True,
         )
     return PublishError(
-        f"the brokers did not take the question ({told(error, right)}): it is not known to be in "
+        f"the brokers did not take the record ({told(error, right)}): it is not known to be in "
         "its topic. Check that the brokers are up (`carpool topics check`), and publish again.",
         is_final=is_of_right(error),
     )

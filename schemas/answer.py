@@ -6,17 +6,18 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from schemas.document import Corpus
 from schemas.errors import Reason
 from schemas.query import Query
 from schemas.record import Identifier, Integer, NonNegative, Real, Record, Source
 from schemas.retrieval import Searched
 
 Status = Literal["ok", "partial", "expired", "cancelled", "shed", "failed"]
-Stage = Literal["client", "grouper", "searcher", "generator"]
+Stage = Literal["client", "grouper", "searcher", "generator", "indexer"]
 ErrorType = (
     Reason
     | Literal["conflict", "expired", "cancelled", "shed", "llm_refused", "index_damaged"]
-    | Literal["workflow_failed", "workflow_changed", "workflow_limit"]
+    | Literal["workflow_failed", "workflow_changed", "workflow_limit", "stale"]
 )
 STEP_CHARS_MAX = 2_000
 
@@ -146,6 +147,26 @@ class Provenance(Record, frozen=True, kw_only=True):
     software: str | None = None
 
 
+class FetchedPassage(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """A passage of a document. `n`: its number in the document, from 1."""
+
+    n: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+    text: str
+    title: str = ""
+
+
+class Fetched(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """A document that was fetched by `id`, which has `count` passages; 0: there is none.
+
+    All of them, or the one that was asked for and its neighbours.
+    """
+
+    id: str
+    count: NonNegative
+    metadata: dict[str, Any] | None = None
+    passages: tuple[FetchedPassage, ...] = ()
+
+
 class AnswerError(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Why a query has no answer, or not a complete one."""
 
@@ -167,6 +188,8 @@ class Answer(Record, frozen=True, kw_only=True):
     this id and `query_digest`, a digest of the question, or with this `prompt_key`, a digest of all
     that decides the model's answer. `steps`: what a workflow did before its answer. `status` `shed`
     is reserved for a service that refuses work when it has too much; no service writes it.
+    `corpus`: what was searched; None: the index alone, or nothing. `fetched`: the documents that
+    the query fetched, one for each of its ids.
     """
 
     query_id: Identifier
@@ -183,6 +206,8 @@ class Answer(Record, frozen=True, kw_only=True):
     source: Source | None = None
     query_digest: Identifier | None = None
     prompt_key: Identifier | None = None
+    corpus: Corpus | None = None
+    fetched: tuple[Fetched, ...] = ()
     generation_id: Identifier | None = None
     answer: str | None = None
     finish_reason: str | None = None

@@ -14,6 +14,7 @@ from schemas.topics import (
     BATCHES,
     CANCELS,
     DEAD_LETTER_SUFFIX,
+    DOCUMENTS,
     PARTIAL_ANSWERS,
     QUERIES,
     QUERIES_BATCH,
@@ -27,7 +28,7 @@ from schemas.topics import (
 
 ANSWERED_EARLIER = (RETRIEVALS, RETRIEVALS_BATCH)
 """Their records are retrievals, or answers of queries that ended before they had one."""
-OF_APPLICATIONS = (QUERIES, QUERIES_BATCH, ANSWERS, PARTIAL_ANSWERS, CANCELS)
+OF_APPLICATIONS = (QUERIES, QUERIES_BATCH, ANSWERS, PARTIAL_ANSWERS, CANCELS, DOCUMENTS)
 
 
 def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
@@ -59,6 +60,11 @@ def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
             ),
             "receiveCancel": _operation(
                 CANCELS, "Withdraws a question, which then ends as `cancelled`; best effort."
+            ),
+            "receiveDocument": _operation(
+                DOCUMENTS,
+                "A document of the corpus with all its passages, which replaces its earlier "
+                "revision; null deletes it.",
             ),
             "sendAnswer": _operation(ANSWERS, "The terminal answer to a question of either class."),
             "sendPartialAnswer": _operation(
@@ -157,6 +163,8 @@ def _key(topic: Topic) -> dict[str, Any]:
         )
     elif topic == BATCHES:
         meaning = "the batch_id"
+    elif topic.partition_by == "document":
+        meaning = 'the document: ["owner","id"] as JSON without spaces, or the text of an id'
     elif topic.partition_by == "query_id":
         meaning = "the query_id"
     else:

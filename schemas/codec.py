@@ -16,12 +16,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from schemas.answer import Answer, PartialAnswer
-from schemas.batch import Batch
-from schemas.cancel import Cancel
-from schemas.deadletter import DeadLetterMark
+from schemas.answer import Answer
 from schemas.errors import RecordError, refusal_of
-from schemas.group import Group
+from schemas.events import EVENT_TYPES as EVENT_TYPES
+from schemas.events import SCHEMAS as SCHEMAS
 from schemas.headers import (
     ATTEMPT_HEADER,
     CONTENT_TYPE,
@@ -55,20 +53,6 @@ KEY_BYTES_MAX = 1_024  # a longer key of a query is not in its answer
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # before UTF-8, by some programs; no part of a query
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 """A number in a header, with at most as many digits as 64 bits allow."""
-
-_NAMES: dict[type[Record], tuple[str, str]] = {
-    Query: ("query.submitted", "query"),
-    Group: ("group.planned", "group"),
-    Retrieval: ("retrieval.completed", "retrieval"),
-    Answer: ("answer.completed", "answer"),
-    PartialAnswer: ("answer.extended", "partial-answer"),
-    Cancel: ("query.cancelled", "cancel"),
-    Batch: ("batch.changed", "batch"),
-    DeadLetterMark: ("letter.marked", "dead-letter-mark"),
-}
-EVENT_TYPES = {kind: f"rag.{event}" for kind, (event, _) in _NAMES.items()}
-SCHEMAS = {kind: f"urn:carpool:{name}:1" for kind, (_, name) in _NAMES.items()}
-"""The version of each record (CloudEvents `dataschema`). A reader refuses unknown versions."""
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {
@@ -125,9 +109,8 @@ def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
     """Returns the record of an internal topic. Raises `RecordError` that names the field."""
     if not value:
         raise RecordError("empty", "the record has no value")
-    _check_headers(headers)
-    _check_version(kind, _text(headers, "ce_specversion"), _text(headers, "ce_dataschema"))
-    return _decode_json(kind, value)
+    check_envelope(kind, headers)
+    return decode_json(kind, value)
 
 
 def decode_retrieval(value: bytes | None, headers: Headers) -> Retrieval | Answer:
@@ -135,7 +118,7 @@ def decode_retrieval(value: bytes | None, headers: Headers) -> Retrieval | Answe
 
     The answer is that of a query which ended before it had a retrieval. Raises `RecordError`.
     """
-    if _text(headers, "ce_type") != EVENT_TYPES[Answer]:
+    if text_of(headers, "ce_type") != EVENT_TYPES[Answer]:
         return decode(Retrieval, value, headers)
     answer = decode(Answer, value, headers)
     if answer.source is None:
@@ -163,7 +146,7 @@ def id_of_record(source: Source) -> str:
 
 
 def _decode_query(value: bytes | None, headers: Headers, source: Source) -> Query:
-    header_id = _text(headers, "ce_id")
+    header_id = text_of(headers, "ce_id")
     if not value:
         raise RecordError("empty", "the record has no value; send a question")
     _check_headers(headers)
@@ -177,14 +160,14 @@ def _decode_query(value: bytes | None, headers: Headers, source: Source) -> Quer
     value = value.removeprefix(BYTE_ORDER_MARK)
     # Without a content type it is JSON by its first byte, else text.
     like = JSON_TYPE if value.lstrip()[:1] in (b"{", b"[") else TEXT_TYPE
-    content_type = (_text(headers, CONTENT_TYPE) or like).split(";")[0].strip().lower()
+    content_type = (text_of(headers, CONTENT_TYPE) or like).split(";")[0].strip().lower()
     event_id: str | None = None
     if content_type == STRUCTURED_TYPE:
         body, event_id = _structured(value)
     else:
-        _check_version(Query, _text(headers, "ce_specversion"), _text(headers, "ce_dataschema"))
+        _check_version(Query, text_of(headers, "ce_specversion"), text_of(headers, "ce_dataschema"))
         if content_type == TEXT_TYPE:
-            body = {"text": _utf8(value)}
+            body = {"text": utf8(value)}
         elif content_type == JSON_TYPE or content_type.endswith("+json"):
             body = _json_object(value)
         else:
@@ -195,7 +178,7 @@ def _decode_query(value: bytes | None, headers: Headers, source: Source) -> Quer
     ids = (header_id, event_id, body.get("query_id"), id_of_record(source))
     fields = _header_fields(headers) | {"query_id": next(id for id in ids if id is not None)}
     # Encoded and decoded again: the decoder reads base64 vectors and JSON filters.
-    return _decode_json(Query, _encoder.encode(body | fields))
+    return decode_json(Query, _encoder.encode(body | fields))
 
 
 def _check_size(value: bytes, headers: Headers, *, is_of_service: bool) -> None:
@@ -240,7 +223,7 @@ def _header_fields(headers: Headers) -> dict[str, Any]:
     """Returns the fields of a query in headers, which have precedence over the body's."""
     fields: dict[str, Any] = {}
     for name, field in ((DEADLINE_HEADER, "deadline"), (PRIORITY_HEADER, "priority")):
-        text = _text(headers, name)
+        text = text_of(headers, name)
         if text is not None:
             if WHOLE_NUMBER.fullmatch(text) is None:
                 raise RecordError(
@@ -256,6 +239,12 @@ def _check_headers(headers: Headers) -> None:
             "bad_envelope",
             "the name of a header is not UTF-8, so that none of its headers can be read",
         )
+
+
+def check_envelope(kind: type[Record], headers: Headers) -> None:
+    """Raises `RecordError` for headers that are not readable, or of another version."""
+    _check_headers(headers)
+    _check_version(kind, text_of(headers, "ce_specversion"), text_of(headers, "ce_dataschema"))
 
 
 def _check_version(kind: type[Record], spec_version: str | None, schema: str | None) -> None:
@@ -274,7 +263,8 @@ def _size_of(headers: Iterable[tuple[str, bytes | None]]) -> int:
     return sum(len(name) + len(value or b"") for name, value in headers)
 
 
-def _text(headers: Headers, name: str) -> str | None:
+def text_of(headers: Headers, name: str) -> str | None:
+    """Returns a header; None where there is none. Raises `RecordError` for other bytes."""
     value = header(headers, name)
     if value is None:
         return None
@@ -284,7 +274,8 @@ def _text(headers: Headers, name: str) -> str | None:
         raise RecordError("bad_envelope", f"header {name} is not UTF-8", field=name) from None
 
 
-def _utf8(value: bytes) -> str:
+def utf8(value: bytes) -> str:
+    """Returns a text. Raises `RecordError` for bytes that are not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError as error:
@@ -294,7 +285,7 @@ def _utf8(value: bytes) -> str:
 
 
 def _json_object(value: bytes) -> dict[str, Any]:
-    _utf8(value)
+    utf8(value)
     try:
         body = msgspec.json.decode(value)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -306,14 +297,15 @@ def _json_object(value: bytes) -> dict[str, Any]:
     return body
 
 
-def _decode_json(kind: type[R], value: bytes) -> R:
+def decode_json(kind: type[R], value: bytes) -> R:
+    """Returns a record. Raises `RecordError` that names the field."""
     try:
         record: R = _decoders[kind].decode(value)
         return record
     except msgspec.ValidationError as error:
         raise refusal_of(str(error)) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        _utf8(value)
+        utf8(value)
         raise RecordError("not_json", f"the value is not JSON: {error}") from None
     except UnicodeDecodeError as error:
         raise RecordError("invalid_utf8", f"the value is not UTF-8: {error.reason}") from None
@@ -329,7 +321,7 @@ def identified(
     query_id = error.query_id
     if query_id is None:
         with suppress(RecordError):
-            query_id = _text(headers, "ce_id")
+            query_id = text_of(headers, "ce_id")
     if query_id is None and value:
         try:
             text = value.removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape")

@@ -17,19 +17,23 @@ from schemas.batch import Batch
 from schemas.cancel import Cancel
 from schemas.codec import EVENT_TYPES, SCHEMAS
 from schemas.deadletter import DeadLetterMark
+from schemas.document import Base, Document, DocumentVectors
 from schemas.group import Group
 from schemas.query import Query
 from schemas.record import Record
 from schemas.retrieval import Retrieval
 from schemas.topics import (
     ANSWERS,
+    BASES,
     BATCHES,
     CANCELS,
     DEAD_LETTER_MARKS,
+    DOCUMENTS,
     GROUPS,
     PARTIAL_ANSWERS,
     QUERIES,
     RETRIEVALS,
+    VECTORS,
 )
 
 FOLDER = Path(__file__).parent / "json"
@@ -42,6 +46,9 @@ RECORDS: dict[str, type[Record]] = {
     PARTIAL_ANSWERS.name: PartialAnswer,
     CANCELS.name: Cancel,
     BATCHES.name: Batch,
+    DOCUMENTS.name: Document,
+    VECTORS.name: DocumentVectors,
+    BASES.name: Base,
     DEAD_LETTER_MARKS.name: DeadLetterMark,
 }
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from schemas.document import Corpus, Position
 from schemas.errors import Reason, RecordError
 from schemas.record import Identifier, Integer, NonNegative, Record
 from schemas.workflow import GRAPH_BYTES_MAX, InlineWorkflow, StepResult
@@ -14,6 +15,9 @@ QUERY_BYTES_MAX = 256 * 1024
 NPROBE_MAX = 65_536
 TOP_K_MAX = 100
 TopK = Annotated[int, msgspec.Meta(ge=1, le=TOP_K_MAX)]
+FETCH_MAX = 20
+"""Ids of a query that fetches, at most."""
+DocId = Annotated[str, msgspec.Meta(min_length=1, max_length=2_048)]
 DEADLINE_MS_MAX = 253_402_300_799_000
 """The end of the year 9999: in microseconds it still fits 64 bits."""
 _EPOCH_SECONDS = range(10**9, 10**10)
@@ -52,13 +56,16 @@ class Query(Record, frozen=True, kw_only=True):
     `source` of the answer (the place that the producer's delivery report names), or by the header
     `correlation_id`, which is copied to the answer. The key of the record is no id.
 
-    At least one of `text` and `vector` is set. `vector` is little-endian float32, base64 in JSON,
-    and comes with `embedding_model`, the fingerprint of the model that made it. `deadline` is in
-    epoch milliseconds. `search_mode`: None is what the searcher is set to. `recall_target`: the
-    share of the best passages of the whole index that should be found; the index must be tuned for
-    it (`carpool index tune`), else the default nprobe is taken, and the answer says so. `priority`:
-    lower is sooner, as in vLLM. `workflow`: the name of a program, or a graph; None: one search and
-    one answer.
+    At least one of `text`, `vector` and `fetch` is set. `vector` is little-endian float32, base64
+    in JSON, and comes with `embedding_model`, the fingerprint of the model that made it. `deadline`
+    is in epoch milliseconds. `search_mode`: None is what the searcher is set to. `recall_target`:
+    the share of the best passages of the whole index that should be found; the index must be tuned
+    for it (`carpool index tune`), else the default nprobe is taken, and the answer says so.
+    `priority`: lower is sooner, as in vLLM. `workflow`: the name of a program, or a graph; None:
+    one search and one answer. `bound`: the position that a put of documents returned: what is
+    searched has these documents; it is waited for, at most five seconds. `fetch`: ids as hits have
+    them, of documents or of passages; the answer has these documents, nothing is searched, and no
+    model is asked.
     """
 
     query_id: Identifier
@@ -76,6 +83,8 @@ class Query(Record, frozen=True, kw_only=True):
     conversation_id: Identifier | None = None
     generation: Generation | None = None
     workflow: Identifier | InlineWorkflow | None = None
+    bound: Position | None = None
+    fetch: Annotated[tuple[DocId, ...], msgspec.Meta(max_length=FETCH_MAX)] = ()
     journal: Journal | None = None
 
 
@@ -86,7 +95,8 @@ class Journal(Record, frozen=True, kw_only=True):
     `rounds`: the results of the finished steps, in the order in which the program asked for them;
     steps side by side are one round. `other_searches`: those of the round in progress, without that
     of the query's own text. `asked`: the digests of all of them, as the program asked for them.
-    `began_us`: when the step that is in progress began, epoch microseconds.
+    `began_us`: when the step that is in progress began, epoch microseconds. `corpus`: what its
+    first search has searched; later ones have at least its documents.
     """
 
     root: Query
@@ -97,6 +107,7 @@ class Journal(Record, frozen=True, kw_only=True):
     other_searches: tuple[OtherSearch, ...] = ()
     asked: tuple[str, ...] = ()
     began_us: NonNegative = 0
+    corpus: Corpus | None = None
 
 
 class OtherSearch(Record, frozen=True, kw_only=True):
@@ -138,7 +149,11 @@ def check_query(query: Query, *, is_of_service: bool = False) -> None:
 
     Raises `RecordError` that names the field. The grouper checks dimension and fingerprint.
     """
-    if query.text is None and query.vector is None:
+    if query.fetch:
+        if query.text is not None or query.vector is not None or query.workflow is not None:
+            why = "comes with a question; send one query that fetches, and one that asks"
+            raise _refusal(query, "fetch", why)
+    elif query.text is None and query.vector is None:
         raise _refusal(
             query, "text", "a query needs `text` or `vector`: neither is set", "missing_field"
         )

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from schemas.document import Corpus
 from schemas.hit import Hit as Hit
 from schemas.query import Query, SearchMode
 from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source, Times
@@ -47,7 +48,8 @@ class Retrieval(Record, frozen=True, kw_only=True):
     A draft (`is_final` is false, on `rag.retrievals.draft.v1`) has the best passages of the first
     `clusters_done` of `clusters_total` clusters, perhaps fewer than `top_k`, with their texts;
     `completed_us` is when it was made. Drafts of a query have growing revisions. The final
-    retrieval supersedes them all. `other_hits`: those of the other searches of a round.
+    retrieval supersedes them all. `other_hits`: those of the other searches of a round. `corpus`:
+    what was searched; None: the index alone.
     """
 
     query: Query
@@ -57,6 +59,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     revision: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     is_final: bool
     index_version: Identifier
+    corpus: Corpus | None = None
     embedding_model: Identifier
     hits: tuple[Hit, ...]
     other_hits: tuple[tuple[Hit, ...], ...] = ()

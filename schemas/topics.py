@@ -27,15 +27,19 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
     Records are deleted after `retention_ms`. Those of a topic that is kept `UNTIL_PROCESSED` do not
     expire: the service that reads them deletes them when they are processed, except the last ones.
-    `FOR_EVER`: the newest record of each key is never deleted. After `compaction_lag_ms`
-    only this one is kept; None: no compaction.
+    `FOR_EVER`: the newest record of each key is never deleted, of a topic without keys none. After
+    `compaction_lag_ms` only this one is kept; None: no compaction. A null record, which deletes a
+    key, is kept for `nulls_ms`; None: as the brokers say. `is_dated_by_brokers`: the time of a
+    record is that of its broker. `partition_by` "none": there is one partition.
     """
 
     name: str
-    partition_by: Literal["query_id", "lane", "source"] = "query_id"
+    partition_by: Literal["query_id", "lane", "source", "document", "none"] = "query_id"
     retention_ms: int
     max_message_bytes: int = MIB
     compaction_lag_ms: int | None = None
+    nulls_ms: int | None = None
+    is_dated_by_brokers: bool = False
     best_effort: bool = False
     purpose: str
 
@@ -43,7 +47,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     def cleanup(self) -> tuple[str, ...]:
         """What brokers do with old records (`cleanup.policy`)."""
         compacts = () if self.compaction_lag_ms is None else ("compact",)
-        return compacts if self.retention_ms == FOR_EVER else (*compacts, "delete")
+        return compacts if compacts and self.retention_ms == FOR_EVER else (*compacts, "delete")
 
 
 QUERIES = Topic(
@@ -102,6 +106,30 @@ BATCHES = Topic(
     retention_ms=FOR_EVER,
     compaction_lag_ms=HOUR_MS,
     purpose="what is known of each batch: its file, its state, and who works on it",
+)
+DOCUMENTS = Topic(
+    name="rag.documents.v1",
+    partition_by="document",
+    retention_ms=FOR_EVER,
+    compaction_lag_ms=HOUR_MS,
+    nulls_ms=7 * DAY_MS,
+    is_dated_by_brokers=True,
+    purpose="documents of the corpus: the newest revision of each; null deletes",
+)
+VECTORS = Topic(
+    name="rag.vectors.v1",
+    partition_by="document",
+    retention_ms=FOR_EVER,
+    max_message_bytes=2 * MIB,
+    compaction_lag_ms=HOUR_MS,
+    is_dated_by_brokers=True,
+    purpose="what the indexer makes of documents: passages with vectors, or that there are none",
+)
+BASES = Topic(
+    name="rag.bases.v1",
+    partition_by="none",
+    retention_ms=FOR_EVER,
+    purpose="saved bases: index, and the position up to which it has the documents",
 )
 
 
@@ -165,13 +193,14 @@ RETRY_TOPICS = (RETRIES.name, RETRIES_BATCH.name)
 
 
 def read_with(topic: Topic) -> tuple[Topic, ...]:
-    """Returns the topics of a service whose first is `topic`: its retries too, in both classes."""
+    """Returns the topics of a service whose first is `topic`: its retries too, in all classes."""
     interactive = (QUERIES, RETRIES) if topic == QUERIES else (topic,)
-    return interactive + tuple(BATCH[each.name] for each in interactive)
+    return interactive + tuple(BATCH[each.name] for each in interactive if each.name in BATCH)
 
 
 QUERIES_DEAD = dead_letters_of(QUERIES)
 QUERIES_BATCH_DEAD = dead_letters_of(QUERIES_BATCH)
+DOCUMENTS_DEAD = dead_letters_of(DOCUMENTS)
 
 DEAD_LETTER_MARKS = Topic(
     name="rag.dlq.marks.v1",
@@ -194,8 +223,12 @@ TOPICS: tuple[Topic, ...] = (
     PARTIAL_ANSWERS,
     CANCELS,
     BATCHES,
+    DOCUMENTS,
+    VECTORS,
+    BASES,
     QUERIES_DEAD,
     QUERIES_BATCH_DEAD,
+    DOCUMENTS_DEAD,
     DEAD_LETTER_MARKS,
 )
 

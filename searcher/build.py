@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from carpool.clock import Clock
+from carpool.corpus.base_folders import base_to_open, bases_dir
+from carpool.corpus.follower import CorpusFollower
 from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import Manifest
 from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError
+from carpool.kafka.settings import KafkaSettings
 from carpool.telemetry.metrics import Metrics
+from schemas.document import Base
 from searcher.executor import Executor
 from searcher.executor_by_mode import ExecutorByMode
+from searcher.fresh.corpus import LiveCorpus
+from searcher.fresh.open import IndexRows, open_corpus
 from searcher.open_exact import EXACT_WITH_CODES, ExactPlane, exact_bytes_min, open_exact_plane
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES, open_passages
 from searcher.row_source import RowPassages
 from searcher.settings import SearcherSettings
+from searcher.snapshot import Snapshot
 from searcher.store.reader import OpenReads
 
 
@@ -52,11 +60,26 @@ class BothPlanes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpenSearcher:
-    """An index that is ready to be searched."""
+    """An index that is ready to be searched.
+
+    `settings`: those that it was opened with. `has_room`: it leaves half of the budget for another
+    one. `rows`: its documents. `ended` is set when `executor.run` has returned.
+    """
 
     manifest: Manifest
     plane: SearchPlane
     passages: RowPassages
+    settings: SearcherSettings
+    rows: IndexRows
+    corpus: LiveCorpus | None = None
+    follower: CorpusFollower | None = None
+    has_room: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What searches that begin now see; None: all of the index, and nothing else."""
+        return None if self.corpus is None else self.corpus.snapshot
 
     @property
     def executor(self) -> Executor:
@@ -64,7 +87,9 @@ class OpenSearcher:
         return self.plane.executor
 
     def close(self) -> None:
-        """Closes the plane and the passages. Blocks for up to half a second each."""
+        """Closes the corpus, the plane and the passages. Blocks for up to half a second each."""
+        if self.follower is not None:
+            self.follower.close()
         self.plane.close()
         self.passages.close()
 
@@ -74,19 +99,58 @@ def open_searcher(
     index: IndexSettings,
     metrics: Metrics,
     clock: Clock,
+    kafka: KafkaSettings | None = None,
     *,
+    base: Base | None = None,
     open_reads: OpenReads | None = None,
 ) -> OpenSearcher:
     """Opens the index, its search plane and passages; does not keep the centroids. Blocks.
 
-    Raises `ConfigError` where there is no index, a cluster exceeds the budget or O_DIRECT is
-    refused, `CorruptionError` where the index is damaged.
+    With `kafka`, it begins to follow the documents that came after it. `base`: None is the newest
+    one that is on this machine, or the index itself. Raises `ConfigError` where there is no index,
+    a cluster exceeds the budget or O_DIRECT is refused, `CorruptionError` where the index is
+    damaged.
     """
-    opened = open_index(Path(index.dir))
+    live = kafka if settings.fresh_bytes else None
+    if live is not None and settings.shard_bytes:
+        raise ConfigError(
+            "[searcher] a hot shard needs an index that does not change: set fresh_bytes = 0, or "
+            "shard_bytes = 0"
+        )
+    folder = Path(index.dir)
+    if base is None and live is not None:
+        base = base_to_open(folder, live, clock)
+    folder = folder if base is None else bases_dir(folder) / base.folder
+    has_room = live is not None and has_room_for_two(folder, settings)
+    own = settings
+    if has_room:
+        own = msgspec.structs.replace(settings, budget_bytes=settings.budget_bytes // 2)
+    opened = open_index(folder)
     try:
-        return search_and_passages(opened, settings, metrics, clock, open_reads=open_reads)
+        found = search_and_passages(opened, own, metrics, clock, open_reads=open_reads)
+        if live is not None:
+            follower, corpus = open_corpus(opened, own, live, metrics, clock, base, found.rows)
+            found = replace(found, follower=follower, corpus=corpus)
     finally:
         opened.close()
+    if found.follower is not None:
+        found.follower.start()
+    return replace(found, settings=settings, has_room=has_room)
+
+
+def has_room_for_two(index_dir: Path, settings: SearcherSettings) -> bool:
+    """Returns whether half of the budget holds all codes of an index. Blocks."""
+    index = open_index(index_dir)
+    try:
+        half = msgspec.structs.replace(settings, budget_bytes=settings.budget_bytes // 2)
+        if not _may_scan_codes(index, half):
+            return False
+        from searcher.codes.open import choose_codes
+
+        chosen = choose_codes(index, bytes_for_codes(index, half))
+        return chosen is not None and chosen.paged_bytes is None
+    finally:
+        index.close()
 
 
 def search_and_passages(
@@ -111,7 +175,15 @@ def search_and_passages(
         passages.close()
         raise
     metrics.searcher.budget_bytes.inc(PASSAGE_BUFFERS_BYTES)
-    return OpenSearcher(manifest=index.manifest, plane=plane, passages=passages)
+    of_places = index.documents.table.of_places
+    assert of_places is not None, "an index on disk says which document a row is of"
+    return OpenSearcher(
+        manifest=index.manifest,
+        plane=plane,
+        passages=passages,
+        settings=settings,
+        rows=IndexRows(index.dir, index.manifest, of_places),
+    )
 
 
 def uses_horizon(index_dir: Path, settings: SearcherSettings) -> bool:

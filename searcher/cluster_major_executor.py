@@ -16,6 +16,7 @@ import numpy as np
 
 from carpool.arrays import Float32
 from carpool.clock import Clock
+from carpool.codes.row_mask import RowMask
 from carpool.errors import ReadError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
@@ -46,6 +47,7 @@ from searcher.plan.cut import Slices
 from searcher.plan.read_speed import ReadSpeed
 from searcher.plan.slices import SliceId
 from searcher.plan.substage import SubstageBudget
+from searcher.row_source import by_identity
 from searcher.scoring.pool import ScoringPool
 from searcher.scoring.scan import QueryBatch, Scoring
 from searcher.scoring.top_k import Slots, TopTable
@@ -252,8 +254,10 @@ class ClusterMajorExecutor(SearchLoop):
     def _finish(self, action: FinishQuery, finish: Finish) -> None:
         state = self._searches.pop(action.query)
         self._deadlines.pop(action.query, None)
-        best = self._table.best(state.slot)
+        best, search = self._table.best(state.slot), state.search
         self._table.remove(state.slot)
+        if search.fresh is not None:
+            best = search.fresh.merged(best, search.vector, search.clusters, search.top_k)
         took_us = self._clock.now_us() - state.started_us
         self._budget.retrieved(took_us)
         result = SearchResult(
@@ -314,19 +318,21 @@ class ClusterMajorExecutor(SearchLoop):
         """Scores a sub-stage; returns how long it took, in microseconds."""
         began_us = self._clock.now_us()
         places: dict[int, int] = {}  # of the queries in the batch
-        members: dict[tuple[int, ...], Slots] = {}
+        members: dict[tuple[int, ...], list[tuple[Slots, RowMask | None]]] = {}
         scorings = []
         for task in tasks:
             if task.queries not in members:
-                at = [places.setdefault(key, len(places)) for key in task.queries]
-                members[task.queries] = np.array(at, np.intp)
-            scorings.append(Scoring(self._memory.pages(task.slice_id), members[task.queries]))
+                masks = [self._searches[key].search.mask for key in task.queries]
+                at = np.array([places.setdefault(key, len(places)) for key in task.queries])
+                members[task.queries] = [(at[some], masks[some[0]]) for some in by_identity(masks)]
+            pages = self._memory.pages(task.slice_id)
+            scorings += [Scoring(pages, some, mask) for some, mask in members[task.queries]]
         states = [self._searches[key] for key in places]
         batch = QueryBatch(
             np.array([state.slot for state in states], np.intp),
             _stacked([state.search.vector for state in states]),
         )
-        self._table.merge(self._pool.run(scorings, batch, self._table, self.mask))
+        self._table.merge(self._pool.run(scorings, batch, self._table))
         took_us = self._clock.now_us() - began_us
         extents = self._slices.extents
         work = [(extents[task.slice_id].row_count, len(task.queries)) for task in tasks]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from carpool.kafka.records import Output
 from schemas.group import Group
 from searcher.executor import SearchDraft, hits_of
@@ -20,7 +20,7 @@ DRAFT_HITS_MAX = 8
 @dataclass(slots=True)
 class _Sent:
     revision: int = 0
-    passages: dict[int, Document] = field(default_factory=dict)  # of the last draft, by row
+    passages: dict[int, Passage] = field(default_factory=dict)  # of the last draft, by row
 
 
 class DraftRecords:

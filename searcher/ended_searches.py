@@ -17,6 +17,8 @@ from schemas.group import Group
 from searcher.build import OpenSearcher
 from searcher.drafts import DraftRecords
 from searcher.executor import Search, SearchDraft, SearchResult
+from searcher.fetch import fetched
+from searcher.fresh.passages import read_passages
 from searcher.in_hand import InHand, PendingSearch
 from searcher.results import expire, finish
 
@@ -36,6 +38,13 @@ class _Drafted:
     found: SearchDraft
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """The query of the search `key` fetches documents."""
+
+    key: int
+
+
 _Found = tuple[Search, SearchResult | None]
 
 
@@ -51,7 +60,7 @@ class EndedSearches:
         self._in_hand = in_hand
         self._metrics = metrics
         self._clock = clock
-        self._waiting: queue.SimpleQueue[_Found | _Drafted | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Found | _Drafted | _Fetching | None] = queue.SimpleQueue()
         self._drafts = DraftRecords()
 
     def add(self, search: Search, found: SearchResult | None) -> None:
@@ -61,6 +70,10 @@ class EndedSearches:
     def add_draft(self, key: int, draft: SearchDraft) -> None:
         """Adds what a search has found so far."""
         self._waiting.put(_Drafted(key, draft))
+
+    def add_fetch(self, key: int) -> None:
+        """Adds a query that fetches."""
+        self._waiting.put(_Fetching(key))
 
     def charge(self, unit: Unit[Group], part: int, error: Exception) -> None:
         """Forgets the searches of a part, if any, and ends the try of its query."""
@@ -74,13 +87,19 @@ class EndedSearches:
     def run(self) -> None:
         """Hands over what waits, until `stop`."""
         while taken := self._take():
-            results = [item for item in taken if not isinstance(item, _Drafted)]
+            results = [item for item in taken if isinstance(item, tuple)]
             pending = self._in_hand.get(search.key for search, _ in results)  # else revoked
             ended = [(pending[one.key], one, found) for one, found in results if one.key in pending]
             one_by_one(
                 ended,
                 self._end,
                 lambda item, error: self.charge(item[0].unit, item[0].part, error),
+            )
+            fetching = self._in_hand.get(it.key for it in taken if isinstance(it, _Fetching))
+            one_by_one(
+                list(fetching.values()),
+                self._fetch,
+                lambda query, error: self.charge(query.unit, query.part, error),
             )
             try:
                 self._send_drafts([item for item in taken if isinstance(item, _Drafted)])
@@ -117,9 +136,14 @@ class EndedSearches:
                 self.sink.hint(output)
                 self._metrics.searcher.drafts.inc()
 
-    def _take(self) -> list[_Found | _Drafted]:
+    def _fetch(self, queries: Sequence[PendingSearch]) -> None:
+        """Ends these queries with the documents that they fetch."""
+        for query in queries:
+            self._done(query, fetched(query.unit, query.part, query.opened, self._clock.now_us()))
+
+    def _take(self) -> list[_Found | _Drafted | _Fetching]:
         """Returns the results and drafts that wait; none at the end. Blocks until there is one."""
-        items: list[_Found | _Drafted] = []
+        items: list[_Found | _Drafted | _Fetching] = []
         while len(items) < ANSWERED_TOGETHER_MAX:
             try:
                 item = self._waiting.get(block=not items)
@@ -143,7 +167,8 @@ class EndedSearches:
         """Reads the passages of results, and hands each over as soon as it has them."""
         started_us = self._clock.now_us()
         rows = [found.best.rows.tolist() for _, found in done]
-        for position, passages in opened.passages.read(rows):
+        fresh = [None if it.snapshot is None else it.snapshot.fresh for it, _ in done]
+        for position, passages in read_passages(opened.passages, rows, fresh):
             pending, found = done[position]
             now_us = self._clock.now_us()
             finished, timings_us = finish(
@@ -151,6 +176,7 @@ class EndedSearches:
                 pending.part,
                 found,
                 passages,
+                corpus=None if pending.snapshot is None else pending.snapshot.corpus,
                 fetch_us=now_us - started_us,
                 measured_nprobe=opened.manifest.nprobe_default if opened.manifest.recall else None,
                 now_us=now_us,

@@ -10,12 +10,14 @@ import numpy as np
 
 from carpool.arrays import Float32
 from carpool.codes.row_mask import RowMask
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from carpool.errors import ReadError
 from schemas.query import SearchMode
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Probe
+from searcher.fresh.rows import FreshView
 from searcher.scoring.top_k import TopK
+from searcher.snapshot import Snapshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,8 @@ class Search:
 
     `vector`: (dim,) float32, normalised; `clusters`: C(q), nearest first, without repetition. After
     `deadline_us` the result is of no use. `mode`: what is promised of the result. `drafts`: of
-    exact searches; others have none, because codes are scanned at once.
+    exact searches; others have none, because codes are scanned at once. `snapshot`: what it sees;
+    None: all rows of the index, and no others.
     """
 
     key: int
@@ -54,6 +57,17 @@ class Search:
     deadline_us: int | None = None
     mode: SearchMode = "default"
     drafts: DraftWish | None = None
+    snapshot: Snapshot | None = None
+
+    @property
+    def mask(self) -> RowMask | None:
+        """The rows of the index that it may find; None: all."""
+        return None if self.snapshot is None else self.snapshot.mask
+
+    @property
+    def fresh(self) -> FreshView | None:
+        """The fresh rows that it may find; None: there are none."""
+        return None if self.snapshot is None else self.snapshot.fresh
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +129,7 @@ def together(results: Sequence[SearchResult]) -> SearchResult:
     )
 
 
-def hits_of(best: TopK, passages: Sequence[Document]) -> tuple[Hit, ...]:
+def hits_of(best: TopK, passages: Sequence[Passage]) -> tuple[Hit, ...]:
     """Returns `passages`, those of the rows of `best` in order, as hits."""
     ranked = zip(passages, best.scores.tolist(), best.clusters.tolist(), strict=True)
     return tuple(
@@ -137,10 +151,8 @@ Finish = Callable[[Search, SearchResult | None], None]
 
 class Executor(Protocol):
     """Searches groups. `run` is for the search thread; the rest is for any thread, and does not
-    block. `mask`: the rows that searches may find, in scans that begin after it was set; None: all.
+    block.
     """
-
-    mask: RowMask | None
 
     def join(self, group: SearchGroup) -> None:
         """Adds a group. Its keys are larger than those of all earlier groups."""

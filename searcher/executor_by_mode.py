@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from carpool.codes.row_mask import RowMask
 from carpool.telemetry.metrics import Metrics
 from searcher.executor import Executor, Finish, Search, SearchGroup, SearchResult
+from searcher.snapshot import Snapshot
 
 AUDIT_EVERY = 1000
 IDLE_S = 1.0
@@ -63,20 +63,12 @@ class ExecutorByMode:
         self._due: deque[_Audit] = deque(maxlen=AUDITS_DUE_MAX)
         self._error: BaseException | None = None
 
-    @property
-    def mask(self) -> RowMask | None:
-        """Of both; see `Executor`."""
-        return self._codes.mask
-
-    @mask.setter
-    def mask(self, mask: RowMask | None) -> None:
-        self._codes.mask = self._exact.mask = mask
-
     def join(self, group: SearchGroup) -> None:
         """Adds a group; see `Executor.join`."""
         others = tuple(search for search in group.searches if search.mode != "exact")
         with self._lock:
             self._in_hand.update(search.key for search in group.searches)
+            self._drop_old_audits(group.searches[-1].snapshot)
             exact = tuple(
                 self._as_exact(search, search)
                 for search in group.searches
@@ -165,6 +157,11 @@ class ExecutorByMode:
             with self._lock:
                 self._in_hand.discard(work.key)
         self._audit_later()
+
+    def _drop_old_audits(self, snapshot: Snapshot | None) -> None:
+        """Gives up audits of another snapshot: each keeps its own in memory. With the lock."""
+        if self._due and self._due[-1].search.snapshot is not snapshot:
+            self._due.clear()
 
     def _audit_later(self) -> None:
         """Begins an audit in `idle_s`, if one is due and nothing comes meanwhile."""

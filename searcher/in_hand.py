@@ -11,6 +11,7 @@ from schemas.group import Group, GroupedQuery
 from schemas.topics import GROUPS
 from searcher.build import OpenSearcher
 from searcher.executor import SearchResult, together
+from searcher.snapshot import Snapshot
 
 QUERIES_IN_HAND_MAX = 256
 """Queries that are searched together, and share each cluster that is read. More: a restart repeats
@@ -26,13 +27,15 @@ INTAKE_BYTES_MAX = 2 * GROUPS.max_message_bytes
 class PendingSearch:
     """A search of part `part` of a group in hand. `keys`: of all searches of its query.
 
-    `opened` is the index that it began with, from which its record is made, too.
+    `opened` is the index that it began with, from which its record is made, too, and `snapshot`
+    what it sees.
     """
 
     unit: Unit[Group]
     part: int
     keys: tuple[int, ...]
     opened: OpenSearcher
+    snapshot: Snapshot | None = None
 
     @property
     def grouped(self) -> GroupedQuery:
@@ -96,6 +99,11 @@ class InHand:
         """Returns all searches, by key."""
         with self._lock:
             return dict(self._searches)
+
+    def uses(self, opened: OpenSearcher) -> bool:
+        """Returns whether a search that began with this index goes on."""
+        with self._lock:
+            return any(search.opened is opened for search in self._searches.values())
 
     def keys_of(self, unit_ids: Iterable[int], part: int | None = None) -> list[int]:
         """Returns the keys of the searches of units, or of one part of them."""

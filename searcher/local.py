@@ -123,11 +123,12 @@ class LocalSearcher:
                 self._begin()
             vectors = self._vectors(queries)
             clusters = probe(self._index.centroids, vectors, count)
+            zero_clusters = self._index.manifest.zero_clusters
             searches = tuple(
                 Search(
                     key=self._next_key + number,
                     vector=vector,
-                    clusters=tuple(map(ClusterId, clusters[number].tolist())),
+                    clusters=tuple(map(ClusterId, (*clusters[number].tolist(), *zero_clusters))),
                     top_k=top_k,
                     mode=mode or self._settings.search_mode,
                 )

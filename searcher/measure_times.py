@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from carpool.arrays import Float32, Int64
@@ -32,8 +32,9 @@ class BatchScans:
         self, index: OpenIndex, codes: OpenCodes, settings: SearcherSettings, clock: Clock
     ) -> None:
         """Loads all of `codes`. Blocks."""
-        self.threads = settings.scoring_threads or len(os.sched_getaffinity(0))
-        loaded = load_codes(codes, index.centroids, direct_io="auto", threads=self.threads)
+        self.threads = settings.threads
+        as_can_be = msgspec.structs.replace(settings, direct_io="auto")
+        loaded = load_codes(codes, index.scan_centroids, as_can_be)
         self._scanner = loaded.scanner
         self._clock = clock
 

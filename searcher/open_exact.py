@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from carpool.clock import Clock
@@ -104,7 +103,7 @@ def open_exact_plane(
         layout=index.layout, extents=slices.extents, reader=reader, metrics=metrics, clock=clock
     )
     planner = _planner(memory, len(slices.extents), options)
-    pool = ScoringPool(settings.scoring_threads or len(os.sched_getaffinity(0)))
+    pool = ScoringPool(settings.threads)
     executor = ClusterMajorExecutor(
         memory=memory,
         slices=slices,

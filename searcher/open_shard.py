@@ -63,7 +63,7 @@ def _open_device(
     numbers: ShardNumbers = "float16" if fits else "sq8"
     return GpuShard(
         numbers,
-        nlist=index.manifest.nlist,
+        nlist=index.manifest.cluster_count,
         rotation=read_rotation(index.dir, index.manifest),
         bytes_max=bytes_max,
         device="cuda" if is_gpu else "cpu",

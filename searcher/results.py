@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from carpool.codes.margin import EXPECTED_RECALL
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from carpool.endings import AskedQuery
 from carpool.errors import ReadError, RetryableError
 from carpool.kafka.records import Output
@@ -19,6 +19,7 @@ from carpool.loop.stage import Done, Operation, Unit
 from carpool.origins import later_attempt
 from carpool.retrievals import retrieval_output
 from carpool.telemetry.logs import about
+from schemas.document import Corpus
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query, finished_steps
 from schemas.retrieval import Hit, Retrieval, Searched
@@ -32,8 +33,9 @@ def finish(
     unit: Unit[Group],
     part: int,
     found: SearchResult,
-    passages: Sequence[Document] | ReadError,
+    passages: Sequence[Passage] | ReadError,
     *,
+    corpus: Corpus | None = None,
     fetch_us: int,
     measured_nprobe: int | None = None,
     now_us: int,
@@ -42,12 +44,10 @@ def finish(
 
     And its timings, in microseconds. `fetch_us`: how long it waited for the passages;
     `measured_nprobe`: the default of an index that was measured with questions; None: it was not.
-
     It is a `failed` answer where no cluster or no passage could be read, or the record would be too
     large.
     """
-    group = unit.record
-    grouped = group.queries[part]
+    group, grouped = unit.record, unit.record.queries[part]
     timings_us = {
         **grouped.timings_us,
         "queue_search": max(0, found.started_us - unit.message.written_us),
@@ -68,7 +68,8 @@ def finish(
         )
         return failed, timings_us
     assert isinstance(passages, Sequence), "an error is a failure"
-    retrieval = _retrieval(group, grouped, found, passages, measured_nprobe, timings_us, now_us)
+    hits = hits_of(found.best, passages)
+    retrieval = _retrieval(group, grouped, found, hits, corpus, measured_nprobe, timings_us, now_us)
     steps = "" if retrieval.query.journal is None else f".{finished_steps(retrieval.query)}"
     name = f"r1{steps}{later_attempt(grouped.headers)}"
     output = retrieval_output(retrieval, name, stage="searcher")
@@ -81,14 +82,15 @@ def finish(
 
 
 def _too_large(output: Output, passages: int) -> str:
+    size_bytes = len(output.value or b"")
     return (
-        f"its {passages} passages make a record of {len(output.value)} bytes, and "
+        f"its {passages} passages make a record of {size_bytes} bytes, and "
         f"{RETRIEVALS.name} takes {RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
     )
 
 
 def _why_broken(
-    found: SearchResult, passages: Sequence[Document] | ReadError
+    found: SearchResult, passages: Sequence[Passage] | ReadError
 ) -> tuple[str, bool] | None:
     """Returns why a search has no result, and whether that may pass; None: it has one."""
     if found.errors and not len(found.best.rows):
@@ -166,12 +168,14 @@ def _retrieval(
     group: Group,
     grouped: GroupedQuery,
     found: SearchResult,
-    passages: Sequence[Document],
+    hits: tuple[Hit, ...],
+    corpus: Corpus | None,
     measured_nprobe: int | None,
     timings_us: dict[str, int],
     now_us: int,
 ) -> Retrieval:
-    hits = hits_of(found.best, passages)
+    others = (cluster for search in grouped.other_searches for cluster in search.clusters)
+    nprobe = len({*grouped.clusters, *others})  # without the zero cluster, which nobody probes
     return Retrieval(
         query=group.published(grouped),
         source=grouped.source,
@@ -180,6 +184,7 @@ def _retrieval(
         revision=1,
         is_final=True,
         index_version=group.index_version,
+        corpus=corpus,
         embedding_model=group.embedding_model,
         hits=hits[: found.counts[0]] if found.counts else hits,
         other_hits=_other_hits(hits, found.counts),
@@ -187,11 +192,11 @@ def _retrieval(
         probes=found.probes,
         search=Searched(
             mode=found.mode,
-            nprobe=len(found.probes),
+            nprobe=nprobe,
             rows_read=found.rows_read,
             expected_recall=EXPECTED_RECALL[found.mode],
             recall_target=grouped.query.recall_target,
-            is_calibrated=_is_calibrated(grouped.query, len(found.probes), measured_nprobe),
+            is_calibrated=_is_calibrated(grouped.query, nprobe, measured_nprobe),
         ),
         bytes_read=found.bytes_read,
         timings_us=timings_us,

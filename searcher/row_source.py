@@ -13,24 +13,31 @@ from typing import NamedTuple, Protocol
 
 from carpool.arrays import Bool, Float32, Int64
 from carpool.codes.row_mask import RowMask
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from carpool.errors import ReadError
 from schemas.record import ClusterId
 from schemas.retrieval import Tier
 from searcher.executor import SearchGroup
+from searcher.fresh.rows import FreshView
+
+BATCH_MAX = 100
+"""Queries of a scan. More: the first answers come later. Fewer: clusters are read more often."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Scan:
     """The query `key` is to be scanned over `clusters`, nearest first.
 
-    `vector`: (dim,) float32; `count`: how many rows are to be proposed.
+    `vector`: (dim,) float32; `count`: how many rows are to be proposed. `mask`: those of the index
+    that it may find; None: all. `fresh`: the fresh rows that it may find.
     """
 
     key: int
     vector: Float32
     clusters: Sequence[ClusterId]
     count: int
+    mask: RowMask | None = None
+    fresh: FreshView | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -92,10 +99,10 @@ class RowSource(Protocol):
         """Forgets the scan of a query; `advance` may return it nevertheless."""
         ...
 
-    def advance(self, mask: RowMask | None, *, may_scan: bool) -> Sequence[Scanned]:
+    def advance(self, *, may_scan: bool) -> Sequence[Scanned]:
         """Does what can be done now, and returns the scans that have ended. Does not block.
 
-        `mask`: the rows that scans may find; None: all. Without `may_scan`, only reads go on.
+        Without `may_scan`, only reads go on.
         """
         ...
 
@@ -169,7 +176,7 @@ class RowPassages(Protocol):
 
     def read(
         self, results: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[int, list[Document] | ReadError]]:
+    ) -> Iterator[tuple[int, list[Passage] | ReadError]]:
         """Yields the passages of each result, with its position: one for each row, in their order.
 
         `results`: the rows of each. The first error of a result is yielded instead. Results may
@@ -186,3 +193,11 @@ class RowPassages(Protocol):
     def close(self) -> None:
         """Ends the reads. Blocks for up to half a second."""
         ...
+
+
+def by_identity(masks: Sequence[object]) -> list[list[int]]:
+    """Returns the positions of equal objects, together."""
+    found: dict[int, list[int]] = {}
+    for position, mask in enumerate(masks):
+        found.setdefault(id(mask), []).append(position)
+    return list(found.values())

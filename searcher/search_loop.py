@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from carpool.clock import Clock
-from carpool.codes.row_mask import RowMask
 from searcher.executor import SearchGroup
 from searcher.store.waker import Waker
 
@@ -41,7 +40,6 @@ class SearchLoop:
         self._deadlines: dict[int, int] = {}  # of the searches in progress that have one
         self._window: object = object()  # of the group that joined last
         self._is_stopped = False
-        self.mask: RowMask | None = None  # see `Executor`
 
     def join(self, group: SearchGroup) -> None:
         """Adds a group; see `Executor.join`."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from carpool.endings import AskedQuery
 from carpool.kafka.records import Message
 from carpool.loop.stage import Done, Unit
 from schemas.answer import Answer
 from schemas.batch import Batch, BatchFile, BatchOptions, Round
+from schemas.document import Base, Document, DocumentPassage, DocumentVectors, IndexedPassage
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
 from schemas.record import ClusterId, Headers, Record, Source
@@ -115,6 +118,43 @@ def a_batch(batch_id: str = "b", **fields: Any) -> Batch:
         "counts": {"ok": 1},
     }
     return Batch(batch_id=batch_id, **given | fields)
+
+
+def a_document(**fields: Any) -> Document:
+    """A document of two passages; the second has a title of its own."""
+    passages = (
+        DocumentPassage(text="It was built in 1889.", start=0, end=21),
+        DocumentPassage(text="It is 330 m high.", title="Height"),
+    )
+    return Document(**{"title": "Eiffel Tower", "passages": passages, **fields})
+
+
+def some_vectors(offset: int = 7, **fields: Any) -> DocumentVectors:
+    """What the indexer makes of `a_document`, in two dimensions."""
+    given: dict[str, Any] = {
+        "topic": "t",
+        "embedding_model": "m",
+        "title": "Eiffel Tower",
+        "passages": (
+            IndexedPassage(text="It was built in 1889.", start=0, end=21),
+            IndexedPassage(text="It is 330 m high.", title="Height"),
+        ),
+        "vectors": np.eye(2, dtype="<f2").tobytes(),
+    }
+    return DocumentVectors(offset=offset, **given | fields)
+
+
+def a_base(name: str = "b-1", **fields: Any) -> Base:
+    """A base after the first one."""
+    given: dict[str, Any] = {
+        "index_version": "v",
+        "folder": name,
+        "predecessor": "b-0",
+        "position": {0: 7},
+        "vectors": {0: 9},
+        "rows": 2,
+    }
+    return Base(name=name, **given | fields)
 
 
 def a_message(

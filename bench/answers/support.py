@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.answers.gold import GoldQuestion
 from bench.answers.rows import AskedRow
 from bench.data.evaluation import read_passages
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from carpool.evaluation.gold import has_gold
 from carpool.evaluation.shares import Share, share_of
 from carpool.statements import statements
@@ -51,7 +51,7 @@ def judged_threshold(
 
 
 def _support(
-    question: str, answer: str, passages: Sequence[Document], answers: Sequence[str]
+    question: str, answer: str, passages: Sequence[Passage], answers: Sequence[str]
 ) -> float:
     """Returns the best support of a sentence that contains one of `answers`."""
     by_number = {n: (each.title, each.text) for n, each in enumerate(passages, start=1)}

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from carpool.arrays import Float32, Int64
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from carpool.errors import ConfigError
 from indexer.corpus import CorpusReader
 from indexer.plan.state import LineProblem
@@ -87,7 +87,7 @@ def read_evidence(path: Path) -> dict[str, frozenset[str]]:
     return evidence
 
 
-def read_passages(path: Path) -> tuple[Document, ...]:
+def read_passages(path: Path) -> tuple[Passage, ...]:
     """Returns the passages of a corpus, in order. Raises `ConfigError` that names a bad line."""
     passages = []
     for found in CorpusReader(path, passage_bytes_max=IndexerSettings().passage_bytes_max):

@@ -15,8 +15,10 @@ from carpool.embedding import EmbeddingSettings
 from carpool.embedding.loader import fingerprint_of
 from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
-from indexer.settings import IndexerConfig
+from indexer.settings import IndexerConfig, IndexerSettings
 
+WITHOUT_CODES = 1 << 40
+"""More passages than an index has."""
 FACTS = ("index_version", "row_count", "dimension", "nlist", "nprobe_default", "embedding_model")
 
 
@@ -41,12 +43,14 @@ def corpus_index(
 ) -> BenchIndex:
     """Returns the index of the corpus in `folder`, built from precomputed vectors if missing.
 
-    One that is there may be of other passages.
+    One that is there may be of other passages. It has no codes: every search is exact, and its ids
+    are compared with those of FAISS.
     """
     index_dir = folder / f"index-{nlist}-{seed}-{fingerprint_of(embedding)}"
     if (index_dir / MANIFEST_NAME).exists():
         return BenchIndex(dir=index_dir, manifest=read_manifest(index_dir))
-    config = IndexerConfig(embedding=embedding)
+    exact = IndexerSettings(code_rows_min=WITHOUT_CODES)
+    config = IndexerConfig(embedding=embedding, indexer=exact)
     vectors = data.vectors_path(CORPUS)
     return built(data.corpus_path, index_dir, config, vectors=vectors, nlist=nlist, seed=seed)
 

@@ -11,7 +11,7 @@ import numpy as np
 from bench.data.index import BenchIndex, built
 from carpool.embedding import EmbeddingSettings
 from carpool.embedding.hashing import HashingEmbedder
-from indexer.settings import IndexerConfig, IndexerSettings
+from indexer.settings import IndexerConfig
 from producers.read_questions import Question
 
 DIMENSION = 384
@@ -46,8 +46,7 @@ def made_up_index(folder: Path, *, name: str = "made-up-index", nlist: int = NLI
     corpus.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
     vectors = folder / f"{name}-vectors.npy"
     np.save(vectors, HashingEmbedder(DIMENSION).encode(texts))
-    embedding, settings = EmbeddingSettings(model=MODEL), IndexerSettings(code_rows_min=1)
-    config = IndexerConfig(embedding=embedding, indexer=settings)
+    config = IndexerConfig(embedding=EmbeddingSettings(model=MODEL))
     return built(corpus, index_dir, config, vectors=vectors, nlist=nlist)
 
 

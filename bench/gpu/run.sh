@@ -35,7 +35,7 @@ index() {
   [ -d "$work/grown" ] || $back "$python" -m carpool bench data --rows "$rows" --out "$work/grown"
   [ -f "$work/index/manifest.json" ] || $back "$python" -m carpool index build "$work/grown/corpus.jsonl" \
     --out "$work/index" --vectors "$work/grown/vectors.npy" --fingerprint 0123abcd --nlist "$nlist" \
-    --vector-dtype float16 --set indexer.code_rows_min=0 --set indexer.memory_bytes=8589934592
+    --vector-dtype float16 --set indexer.memory_bytes=8589934592
 }
 conformance() { $front "$python" -m pytest -q -p no:cacheprovider tests/searcher/test_shard_devices.py \
   $([ "$device" = cuda ] && echo "-m gpu" || echo "-k on-cpu"); }

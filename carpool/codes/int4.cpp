@@ -92,8 +92,9 @@ struct Run {
 
 // What all threads of a scan read. The runs that are nearest to any query come first: then most rows
 // of the others are worse than what is there. `blocks`: the numbers of the blocks of each cluster, from
-// `codes` on; null where one is behind the other. `mask`: a bit for each row that may be found; null:
-// all may.
+// `codes` on; null where one is behind the other. `first_rows`: the rows of a cluster follow each other;
+// null: the rows of block b are 16 b and the next 15. `mask`: a bit for each row that may be found;
+// null: all may.
 struct Scan {
   const uint8_t *const *codes;
   const int64_t *const *blocks;
@@ -109,6 +110,11 @@ struct Scan {
   int groups() const { return (dimension + 7) / 8; }
   int64_t block_bytes() const { return groups() * GROUP_BYTES + ROWS * 4; }
 
+  // The first row of the block `at` of a cluster.
+  int64_t row_of(int64_t cluster, int64_t at) const {
+    return ROWS * (first_rows ? at : blocks[cluster][at]) + (first_rows ? first_rows[cluster] : 0);
+  }
+
   // The bits of the rows of a block that begins at `row`.
   uint32_t visible(int64_t row) const {
     uint32_t bits;
@@ -117,8 +123,8 @@ struct Scan {
   }
 
   bool is_hidden(int64_t cluster) const {
-    for (int64_t at = 0; at < row_counts[cluster]; at += ROWS)
-      if (visible(first_rows[cluster] + at)) return false;
+    for (int64_t at = 0; ROWS * at < row_counts[cluster]; at++)
+      if (visible(row_of(cluster, at))) return false;
     return true;
   }
 };

@@ -19,16 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.arrays import Float32, Int64, UInt8
+from carpool.codes.by_numpy import (
+    BLOCK_ROWS,
+    GROUP,
+    Proposed,
+    Unpacked,
+    pack,
+    round_rows,
+    scan_by_numpy,
+    unpack,
+)
 from carpool.codes.codec import CODEC, CodeLayout
 from carpool.codes.kernel import kernels, library
-from carpool.codes.row_mask import RowMask, check_mask, visible
+from carpool.codes.row_mask import RowMask, check_mask
 from carpool.errors import ConfigError
-
-BLOCK_ROWS = 16
-GROUP, GROUP_BYTES = 8, 64
-"""Numbers of a row that a block has together, and their bytes, of all its rows."""
-STEPS = np.linspace(0.35, 1.0, 14, dtype=np.float32)
-"""Steps that are tried for a row, as shares of the least step that reaches its largest number."""
 
 
 def code_layout(dimension: int) -> CodeLayout:
@@ -71,68 +75,70 @@ class Encoder:
                 f"row {fits.argmin()} of cluster {cluster} is not finite, or far too long: "
                 "build the index again, with vectors of length 1"
             )
-        if (kernel := library()) is None:
-            return _pack(*_round(rest)).tobytes()
-        rest = np.ascontiguousarray(rest)
-        codes = np.empty(self.layout.size_bytes(len(rest)), np.uint8)
-        kernel.int4_encode(_place(rest), ctypes.c_int64(len(rest)), rest.shape[1], _place(codes))
-        return codes.tobytes()
+        return encode_rest(rest).tobytes()
 
 
-def _round(rest: Float32) -> tuple[UInt8, Float32]:
-    """Returns codes, (n, dim), and the step of each row, as the kernel does."""
-    most = np.maximum(np.abs(rest).max(axis=1, initial=0.0), np.float32(1e-30))
-    squares = np.einsum("nd,nd->n", rest, rest)
-    codes = np.zeros(rest.shape, np.uint8)
-    steps, best = np.zeros((2, len(rest)), np.float32)
-    for share in STEPS:
-        inverse = np.float32(7.5) / most / share
-        tried = np.clip(rest * inverse[:, None] + np.float32(8), 0, np.float32(15.99))
-        numbers = tried.astype(np.uint8)
-        centred = numbers - np.float32(7.5)
-        products = np.einsum("nd,nd->n", centred, rest)
-        cosines = products / np.sqrt(np.einsum("nd,nd->n", centred, centred))
-        better = cosines > best
-        codes[better], best[better] = numbers[better], cosines[better]
-        steps[better] = squares[better] / products[better]
-    return codes, steps
+def encode_rest(rest: Float32) -> UInt8:
+    """Returns blocks of codes, (blocks, bytes), of rotated rows minus their centroids, (n, dim)."""
+    if (kernel := library()) is None:
+        return pack(*round_rows(rest))
+    rest = np.ascontiguousarray(rest)
+    layout = code_layout(rest.shape[1])
+    codes = np.empty(
+        (layout.size_bytes(len(rest)) // layout.block_bytes, layout.block_bytes), np.uint8
+    )
+    kernel.int4_encode(_place(rest), ctypes.c_int64(len(rest)), rest.shape[1], _place(codes))
+    return codes
 
 
-def _pack(codes: UInt8, steps: Float32) -> UInt8:
-    """Returns blocks, (blocks, bytes): `codes`, (n, dim) of 0 to 15; `steps`, (n,)."""
-    blocks, groups = -(-len(codes) // BLOCK_ROWS), -(-codes.shape[1] // GROUP)
-    whole = np.zeros((blocks * BLOCK_ROWS, groups * GROUP), np.uint8)
-    whole[: len(codes), : codes.shape[1]] = codes
-    halves = whole.reshape(blocks, BLOCK_ROWS, groups, 2, GROUP // 2).transpose(0, 2, 3, 1, 4)
-    numbers = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(blocks, groups * GROUP_BYTES)
-    all_steps = np.zeros(blocks * BLOCK_ROWS, np.float32)
-    all_steps[: len(codes)] = steps
-    return np.hstack([numbers, all_steps.reshape(blocks, BLOCK_ROWS).view(np.uint8)])
+def propose(queries: Float32, rotation: Float32, count: int) -> list[Proposed]:
+    """Returns what scans are to propose; see `CodeScanner.begin`."""
+    if queries.shape[1:] != rotation.shape[1:]:
+        raise ValueError(f"queries of shape {queries.shape} do not fit the index")
+    rows = np.full((len(queries), count), -1, np.int64)
+    estimates = np.full((len(queries), count), -np.inf, np.float32)
+    return list(map(Proposed, np.ascontiguousarray(queries @ rotation), rows, estimates))
 
 
-def _unpack(blocks: UInt8, row_count: int, dimension: int) -> tuple[npt.NDArray[np.int8], Float32]:
-    """Returns codes, (n, dim), and the step of each row."""
-    numbers, steps = blocks[:, : -4 * BLOCK_ROWS], blocks[:, -4 * BLOCK_ROWS :]
-    halves = numbers.reshape(len(blocks), -1, BLOCK_ROWS, GROUP // 2)
-    both = np.stack([halves & 15, halves >> 4], axis=3)
-    codes = both.transpose(0, 2, 1, 3, 4).reshape(len(blocks) * BLOCK_ROWS, -1)
-    every_step = np.ascontiguousarray(steps).view(np.float32).reshape(-1)
-    return codes[:row_count, :dimension].astype(np.int8), every_step[:row_count]
+def flat_probes(probes: Sequence[Int64], queries: int, clusters: int) -> tuple[Int64, Int64]:
+    """Returns where the clusters of each query begin among those of all, and these.
 
-
-class Proposed:
-    """The rows of one query with the best estimates, of all scans so far.
-
-    `rows`, `estimates`: (count,) int64 and float32, in no order; -1 and -inf where there are fewer.
+    Raises `ValueError` where there are not as many as `queries`, or one is not below `clusters`.
     """
+    starts = np.cumsum([0, *map(len, probes)], dtype=np.int64)
+    flat = np.concatenate([np.empty(0, np.int64), *probes], dtype=np.int64)
+    if len(probes) != queries or not ((flat >= 0) & (flat < clusters)).all():
+        raise ValueError(f"{len(probes)} probes do not fit an index of {clusters} clusters")
+    return starts, flat
 
-    __slots__ = ("estimates", "places", "query", "rows")
 
-    def __init__(self, query: Float32, rows: Int64, estimates: Float32) -> None:
-        """`query`: (dim,) float32, rotated."""
-        self.query, self.rows, self.estimates = query, rows, estimates
-        arrays = (query, rows, estimates)
-        self.places = (*(array.ctypes.data for array in arrays), len(rows))
+def scan_by_kernel(
+    kernel: ctypes.CDLL,
+    number: int,
+    threads: int,
+    index: Sequence[npt.NDArray[np.generic] | None],
+    mask: RowMask | None,
+    proposed: Sequence[Proposed],
+    starts: Int64,
+    clusters: Int64,
+) -> None:
+    """Calls the scan of the kernel, whose numbers and arrays are checked. Releases the GIL.
+
+    `index`: places of codes and lists of blocks, first rows (None: see `int4.cpp`), row counts, and
+    centroids, of each cluster. `starts`, `clusters`: as `int4.cpp` says.
+    """
+    asked = np.array([one.places for one in proposed], np.int64)
+    kernel.int4_scan(
+        number,
+        threads,
+        *(None if each is None else _place(each) for each in index),
+        _place(mask) if mask is not None else None,
+        len(proposed[0].query),
+        _place(asked),
+        ctypes.c_int64(len(asked)),
+        _place(starts),
+        _place(clusters),
+    )
 
 
 class CodeScanner:
@@ -213,12 +219,7 @@ class CodeScanner:
 
         Raises `ValueError` for queries that do not fit the index.
         """
-        if queries.shape[1:] != self._rotation.shape[1:]:
-            raise ValueError(f"queries of shape {queries.shape} do not fit the index")
-        rows = np.full((len(queries), count), -1, np.int64)
-        estimates = np.full((len(queries), count), -np.inf, np.float32)
-        rotated = np.ascontiguousarray(queries @ self._rotation)
-        return list(map(Proposed, rotated, rows, estimates))
+        return propose(queries, self._rotation, count)
 
     def add(
         self, proposed: Sequence[Proposed], probes: Sequence[Int64], mask: RowMask | None = None
@@ -232,26 +233,13 @@ class CodeScanner:
         """
         if mask is not None:
             check_mask(mask, self._end_row)
-        starts = np.cumsum([0, *map(len, probes)], dtype=np.int64)
-        clusters = np.concatenate([np.empty(0, np.int64), *probes], dtype=np.int64)
-        nlist = len(self._row_counts)
-        if len(probes) != len(proposed) or not ((clusters >= 0) & (clusters < nlist)).all():
-            raise ValueError(f"{len(probes)} probes do not fit an index of {nlist} clusters")
+        starts, clusters = flat_probes(probes, len(proposed), len(self._row_counts))
         kernel = library()
         if kernel is None or kernels()[self._kernel] == "numpy":
-            self._add_by_numpy(proposed, probes, mask)
+            scan_by_numpy(self._unpacked, self._centroids, proposed, probes, mask)
             return
-        asked = np.array([one.places for one in proposed], np.int64)
-        kernel.int4_scan(
-            self._kernel,
-            self._threads,
-            *map(_place, self._index),
-            _place(mask) if mask is not None else None,
-            self._centroids.shape[1],
-            _place(asked),
-            ctypes.c_int64(len(asked)),
-            _place(starts),
-            _place(clusters),
+        scan_by_kernel(
+            kernel, self._kernel, self._threads, self._index, mask, proposed, starts, clusters
         )
 
     def scan(
@@ -269,34 +257,12 @@ class CodeScanner:
         order = np.lexsort((rows, -estimates))
         return np.take_along_axis(rows, order, 1), np.take_along_axis(estimates, order, 1)
 
-    def _add_by_numpy(
-        self, proposed: Sequence[Proposed], probes: Sequence[Int64], mask: RowMask | None
-    ) -> None:
-        queries = np.stack([one.query for one in proposed])
-        scales = np.maximum(np.abs(queries).max(axis=1), np.float32(1e-30)) / np.float32(127)
-        numbers = np.rint(queries / scales[:, None])
-        found = [[(one.rows, one.estimates)] for one in proposed]
-        wanted_by: dict[int, list[int]] = {}
-        for query, clusters in enumerate(probes):
-            for cluster in clusters.tolist():
-                wanted_by.setdefault(cluster, []).append(query)
-        for cluster, some in wanted_by.items():
-            if cluster not in self._codes:
-                continue
-            row_count, dimension = int(self._row_counts[cluster]), queries.shape[1]
-            blocks = self._codes[cluster].reshape(-1, self._layout.block_bytes)
-            blocks = blocks[self._blocks.get(cluster, slice(None))]
-            codes, steps = _unpack(blocks, row_count, dimension)
-            products = (codes - np.float32(7.5)) @ numbers[some].T
-            base = queries[some] @ self._centroids[cluster]
-            scores = base + scales[some] * steps[:, None] * products
-            rows = np.arange(row_count) + self._first_rows[cluster]
-            if mask is not None:
-                shown = visible(mask, int(self._first_rows[cluster]), row_count)
-                rows, scores = rows[shown], scores[shown]
-            for at, query in enumerate(some):
-                found[query].append((rows, scores[:, at].astype(np.float32)))
-        for one, parts in zip(proposed, found, strict=True):
-            rows, scores = map(np.concatenate, zip(*parts, strict=True))
-            best = np.lexsort((rows, -scores))[: len(one.rows)]
-            one.rows[:], one.estimates[:] = rows[best], scores[best]
+    def _unpacked(self, cluster: int) -> Unpacked | None:
+        """Returns the codes of a cluster; None where they are not in memory."""
+        if cluster not in self._codes:
+            return None
+        row_count = int(self._row_counts[cluster])
+        blocks = self._codes[cluster].reshape(-1, self._layout.block_bytes)
+        blocks = blocks[self._blocks.get(cluster, slice(None))]
+        codes, steps = unpack(blocks, row_count, self._centroids.shape[1])
+        return codes, steps, np.arange(row_count) + self._first_rows[cluster]

@@ -24,8 +24,9 @@ TARGET INLINE void scan_for(const Scan &scan, int64_t cluster, const int32_t *wa
     base[q] = product(scan.centroids + cluster * scan.dimension, query.query, scan.dimension);
   }
   const int64_t *blocks = scan.blocks[cluster];
-  int64_t row = scan.first_rows[cluster], at = 0;
-  for (int64_t left = scan.row_counts[cluster]; left > 0; left -= ROWS, row += ROWS, at++) {
+  int64_t at = 0;
+  for (int64_t left = scan.row_counts[cluster]; left > 0; left -= ROWS, at++) {
+    const int64_t row = scan.row_of(cluster, at);
     const uint32_t bits = (left < ROWS ? (1 << left) - 1 : EVERY) & (MASKED ? scan.visible(row) : EVERY);
     if (MASKED && !bits) continue;
     float hidden[ROWS];

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from carpool.arrays import Bool
+from carpool.arrays import Bool, Int64
 
 RowMask = npt.NDArray[np.uint8]
 
@@ -22,6 +22,26 @@ def visible(mask: RowMask, first_row: int, count: int) -> Bool:
     some = mask[first_row // 8 : (first_row + count + 7) // 8]
     bits = np.unpackbits(some, bitorder="little")[first_row % 8 :][:count]
     return bits.astype(np.bool_)
+
+
+def are_visible(mask: RowMask, rows: Int64) -> Bool:
+    """Returns which of `rows` may be found: (n,) int64 -> (n,) bool."""
+    shown: Bool = (mask[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).astype(np.bool_)
+    return shown
+
+
+def set_visible(mask: RowMask, rows: Int64, *, is_visible: bool) -> None:
+    """Shows or hides `rows`, (n,) int64, in place."""
+    bits = np.left_shift(1, rows & 7).astype(np.uint8)
+    if is_visible:
+        np.bitwise_or.at(mask, rows >> 3, bits)
+    else:
+        np.bitwise_and.at(mask, rows >> 3, ~bits)
+
+
+def new_mask(rows: int, *, is_visible: bool) -> RowMask:
+    """Returns a mask of `rows` rows."""
+    return np.full(rows // 8 + 1 + READ_BYTES, 255 if is_visible else 0, np.uint8)
 
 
 def check_mask(mask: RowMask, end_row: int) -> None:

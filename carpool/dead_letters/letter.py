@@ -58,10 +58,10 @@ def make_letter(
         (each.max_message_bytes for each in TOPICS if each.name == topic),
         QUERIES_DEAD.max_message_bytes,
     )
-    if record_bytes(key, value or b"", headers + ours) > limit:
+    if record_bytes(key, value, headers + ours) > limit:
         key, value, headers, ours = _cut(key, value or b"", headers, ours, limit)
     return Output(
-        topic=topic, key=key, value=value or b"", headers=headers + ours, partition=source.partition
+        topic=topic, key=key, value=value, headers=headers + ours, partition=source.partition
     )
 
 
@@ -90,7 +90,7 @@ class DeadLetter:
     """A letter in its topic.
 
     `headers`: those of the record; `errors`: `rag.errors.*` without the prefix; `mark`: None for a
-    letter that was neither replayed nor dropped.
+    letter that was neither replayed nor dropped. `is_null`: the record had no value.
     """
 
     place: Source
@@ -99,6 +99,7 @@ class DeadLetter:
     headers: Headers
     errors: dict[str, str]
     mark: DeadLetterMark | None = None
+    is_null: bool = False
 
     @property
     def topic(self) -> str:
@@ -134,6 +135,7 @@ def read_letter(message: Message, mark: DeadLetterMark | None = None) -> DeadLet
         headers=headers,
         errors=errors,
         mark=mark,
+        is_null=message.value is None,
     )
 
 
@@ -148,7 +150,8 @@ def replay_output(letter: DeadLetter, *, deadline_ms: int | None = None) -> Outp
     if deadline_ms is not None:
         headers += ((DEADLINE_HEADER, str(deadline_ms).encode()),)
     headers += ((REPLAYED_FROM_HEADER, letter.place.place.encode()),)
-    return Output(topic=letter.topic, key=letter.key, value=letter.value, headers=headers)
+    value = None if letter.is_null else letter.value
+    return Output(topic=letter.topic, key=letter.key, value=value, headers=headers)
 
 
 Place = tuple[str, int, int]

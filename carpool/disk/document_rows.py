@@ -32,11 +32,11 @@ def first_rows(layout: PageLayout, extents: Sequence[ClusterExtent]) -> Int64:
 
 
 def documents_of_places(
-    layout: PageLayout, extents: Sequence[ClusterExtent], documents: Int64
+    layout: PageLayout, extents: Sequence[ClusterExtent], documents: Int64 | UInt32
 ) -> UInt32:
     """Returns the document of each place: (place_count,) uint32, `NO_ROW` where there is no row.
 
-    `documents`: (row_count,) int64, those of the rows of all clusters in order.
+    `documents`: (row_count,), those of the rows of all clusters in order.
     """
     places = np.full(place_count(layout, extents), NO_ROW, "<u4")
     start = 0
@@ -46,6 +46,17 @@ def documents_of_places(
         places[first : first + extent.row_count] = documents[start:stop]
         start = stop
     return places
+
+
+def places_of_numbers(of_places: UInt32, count: int) -> UInt32:
+    """Returns the place of each document: (places,) uint32 -> (count,) uint32.
+
+    `of_places`: as `documents_of_places` returns it, of an index with `count` rows.
+    """
+    places = np.flatnonzero(of_places != NO_ROW).astype(np.uint32)
+    numbers = np.empty(count, np.uint32)
+    numbers[of_places[places]] = places
+    return numbers
 
 
 def write_document_rows(index_dir: Path, places: UInt32) -> None:

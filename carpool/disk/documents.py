@@ -33,7 +33,7 @@ ENTRY_BYTES = _ENTRY.size
 _SEED = struct.Struct("<QQQII")  # build_id, row, offset_bytes, size_bytes, zero
 
 
-class Document(msgspec.Struct, frozen=True, array_like=True):
+class Passage(msgspec.Struct, frozen=True, array_like=True):
     """A passage of the corpus. One without metadata is stored without that field."""
 
     doc_id: str
@@ -42,7 +42,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True):
     metadata: dict[str, Any] | None = None
 
 
-_decoder = msgspec.msgpack.Decoder(Document)
+_decoder = msgspec.msgpack.Decoder(Passage)
 
 
 class DocumentWriter:
@@ -59,7 +59,7 @@ class DocumentWriter:
         self._end_bytes = 0
         self.row_count = 0
 
-    def append(self, document: Document) -> int:
+    def append(self, document: Passage) -> int:
         """Adds a document; returns its row. Raises `ValueError` beyond `DOCUMENT_BYTES_MAX`."""
         without = (document.doc_id, document.title, document.text)
         content = self._encoder.encode(document if document.metadata else without)
@@ -141,7 +141,7 @@ class DocumentTable:
             raise _damaged(self.offsets_path, number * ENTRY_BYTES, number)
         return DocumentEntry(number, offset_bytes, size_bytes, checksum)
 
-    def document(self, entry: DocumentEntry, content: bytes | bytearray) -> Document:
+    def document(self, entry: DocumentEntry, content: bytes | bytearray) -> Passage:
         """Returns the document that `content` is. Raises `CorruptionError` where it is another."""
         number, offset_bytes, _, checksum = entry
         if _checksum(self.build_id, number, offset_bytes, content) != checksum:
@@ -184,7 +184,8 @@ class DocumentStore:
     ) -> DocumentStore:
         """Returns the store of a complete index. Reads the first document to check the build.
 
-        Raises `CorruptionError` where a file is missing, has another size or is of another build.
+        An empty index has none. Raises `CorruptionError` where a file is missing, has another size
+        or is of another build.
         """
         for name in (DOCUMENTS_NAME, OFFSETS_NAME):
             check_size(index_dir / name, manifest.file(name).size_bytes)
@@ -192,7 +193,8 @@ class DocumentStore:
             raise damage(index_dir / OFFSETS_NAME, f"does not have {manifest.row_count} rows")
         store = cls(index_dir, manifest.row_count, manifest.documents_build_id, of_places)
         try:
-            store.document(0)
+            if manifest.row_count:
+                store.document(0)
         except BaseException:
             store.close()
             raise
@@ -203,14 +205,14 @@ class DocumentStore:
         """The open `documents.idx`; the store closes it."""
         return self._offsets
 
-    def get(self, rows: Sequence[int]) -> list[Document]:
+    def get(self, rows: Sequence[int]) -> list[Passage]:
         """Returns the documents of `rows`, in their order.
 
         Raises `CorruptionError` on damage, `IndexError` for a row that does not exist.
         """
         return [self.document(number) for number in self.table.numbers(rows)]
 
-    def document(self, number: int) -> Document:
+    def document(self, number: int) -> Passage:
         """Returns a document by its number in the corpus; raises as `get`."""
         table = self.table
         at_bytes = table.entry_offset_bytes(number)

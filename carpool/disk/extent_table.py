@@ -27,7 +27,7 @@ def write_extents(index_dir: Path, extents: Sequence[ClusterExtent]) -> None:
 def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ...]:
     """Returns the extents, indexed by cluster. Raises `CorruptionError`."""
     layout, path = manifest.layout(), index_dir / EXTENTS_NAME
-    content = manifest.read(index_dir, EXTENTS_NAME, manifest.nlist * _EXTENT.size)
+    content = manifest.read(index_dir, EXTENTS_NAME, manifest.cluster_count * _EXTENT.size)
     extents: list[ClusterExtent] = []
     segment, end_bytes, page_total = 0, HEADER_BYTES, 0
     for number, (cluster, of_segment, offset, rows, page_count) in enumerate(

@@ -12,6 +12,7 @@ from carpool.arrays import Float32, Int64
 from carpool.codes.codec import CODEC, CodeLayout
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.checked_file import CheckedFile
+from carpool.disk.document_keys import DOCUMENT_KEYS_NAME
 from carpool.disk.document_rows import DOCUMENT_ROWS_NAME, first_rows, read_document_rows
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents
@@ -24,24 +25,31 @@ from carpool.disk.segments import check_header, read_cluster, segment_files
 from carpool.errors import ConfigError
 
 
-def index_files(segment_count: int, codecs: Sequence[str] = ()) -> tuple[str, ...]:
-    """Returns the name of every file of an index but the manifest."""
-    tables = (CENTROIDS_NAME, EXTENTS_NAME, ROTATION_NAME, DOCUMENT_ROWS_NAME)
+def index_files(
+    segment_count: int, codecs: Sequence[str] = (), *, has_keys: bool = True
+) -> tuple[str, ...]:
+    """Returns the name of every file of an index but the manifest.
+
+    `has_keys`: there is a table of documents, which earlier builds did not write.
+    """
+    keys = (DOCUMENT_KEYS_NAME,) if has_keys else ()
+    tables = (CENTROIDS_NAME, EXTENTS_NAME, ROTATION_NAME, DOCUMENT_ROWS_NAME, *keys)
     segments = segment_files(segment_count, codecs)
     return (*tables, *segments, DOCUMENTS_NAME, OFFSETS_NAME)
 
 
 def files_of(manifest: Manifest) -> tuple[str, ...]:
     """Returns the name of every file of the index of `manifest`, but the manifest."""
-    return index_files(manifest.segment_count, [one.codec for one in manifest.codes])
+    codecs, has_keys = [one.codec for one in manifest.codes], DOCUMENT_KEYS_NAME in manifest.files
+    return index_files(manifest.segment_count, codecs, has_keys=has_keys)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCodes:
     """The codes of an index. `extents`: by cluster; `files`: by segment.
 
-    `first_rows` and `row_counts`, (nlist,) int64, are the rows of each cluster; `rotation` is (dim,
-    dim) float32.
+    `first_rows` and `row_counts`, (clusters,) int64, are the rows of each cluster; `rotation` is
+    (dim, dim) float32.
     """
 
     layout: CodeLayout
@@ -72,6 +80,12 @@ class OpenIndex:
     segment_paths: tuple[Path, ...]
     documents: DocumentStore
     row_sums: tuple[CheckedFile, ...]
+
+    @property
+    def scan_centroids(self) -> Float32:
+        """The centroids of all clusters: (clusters, dim) float32, with that of the zero cluster."""
+        zeros = np.zeros((len(self.manifest.zero_clusters), self.manifest.dimension), np.float32)
+        return np.concatenate([self.centroids, zeros])
 
     def open_codes(self) -> OpenCodes | None:
         """Returns the codes; None where there are none. Reads their checksums. Blocks.

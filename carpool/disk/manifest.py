@@ -13,11 +13,13 @@ from carpool.codes.codec import CodeLayout
 from carpool.disk.files import damage, open_regular, read_checked, write_atomically
 from carpool.disk.pages import PageLayout
 from carpool.errors import ConfigError
+from schemas.document import Position
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "v2"
 """What a build writes and reads."""
-FEATURES: tuple[str, ...] = ()
+ZERO_CLUSTER = "zero_cluster"
+FEATURES = (ZERO_CLUSTER,)
 """What a manifest may require of its reader beyond its format."""
 
 MANIFEST_BYTES_MAX = 8 << 20
@@ -26,6 +28,7 @@ COUNT_MAX = 1 << 40
 """Limit of every count, so that products of counts stay small."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -63,13 +66,24 @@ class RecallTable(msgspec.Struct, frozen=True, kw_only=True):
         return next((row for row in self.rows if row.target >= target), self.rows[-1])
 
 
+class BaseFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Which state of the corpus an index has that was saved; see `schemas.document.Base`."""
+
+    name: str = ""
+    predecessor: str | None = None
+    position: Position
+    vectors: Position
+    topic: str = ""
+    vectors_topic: str = ""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What an index is. Cluster ids are valid only for one `centroids_fingerprint`.
 
     `recall` says what `carpool index tune` measured. `files` lists all files except the manifest.
     `build_id` is part of every checksum of the segments, `documents_build_id` of the documents.
-    `codes`: how the codes of all rows are arranged. A reader that does not support all that
-    `requires` names refuses the index. Unknown fields are ignored.
+    `codes`: how the codes of all rows are arranged. `base`: of an index that was saved. A reader
+    that does not support all that `requires` names refuses the index. Unknown fields are ignored.
     """
 
     format: str
@@ -87,10 +101,25 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     embedding_model: str
     embedding_model_name: str
     centroids_fingerprint: str
-    row_count: Positive
+    row_count: Count
     nprobe_default: Positive
     recall: RecallTable | None = None
+    base: BaseFacts | None = None
     files: dict[str, FileEntry] = {}
+
+    @property
+    def zero_clusters(self) -> tuple[int, ...]:
+        """The number of the zero cluster, `nlist`, where there is one.
+
+        Its centroid is zero. It has the rows that are far from all others, no query probes it, and
+        every search scans it.
+        """
+        return (self.nlist,) if ZERO_CLUSTER in self.requires else ()
+
+    @property
+    def cluster_count(self) -> int:
+        """The number of clusters, with the zero cluster."""
+        return self.nlist + len(self.zero_clusters)
 
     def problems(self) -> list[str]:
         """Returns the contradictions between fields; empty for a good manifest."""
@@ -238,8 +267,8 @@ def is_newer(version: str, than: str) -> bool:
 def _absent(index_dir: Path) -> str:
     if (index_dir / ".build").is_dir():
         return (
-            f"the index at {index_dir} is unfinished: its build was interrupted; run the "
-            "same `carpool index build` again"
+            f"the index at {index_dir} is unfinished: its build, or its save, was interrupted; run "
+            "the same command again"
         )
     why = f"the folder has no {MANIFEST_NAME}" if index_dir.is_dir() else "no such folder"
     return (

@@ -102,11 +102,10 @@ class SegmentWriter:
             raise ValueError(
                 f"cluster {cluster} with {len(vectors)} rows is not what was planned next: {extent}"
             )
-        pages = encode_pages(self._layout, vectors)
         if self._file is None:
             self._begin(extent.segment)
         assert self._file is not None
-        self._file.append(pages.reshape(-1).data)
+        self._file.append(encode_pages(self._layout, vectors).reshape(-1).data)
         if self._encoder is not None and self._codes is not None:
             self._codes.append(padded(self._encoder.encode(cluster, vectors)))
         self.next_cluster += 1

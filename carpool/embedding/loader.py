@@ -103,11 +103,15 @@ class CachedEmbedder:
     model is not hidden by texts that it embedded before.
     """
 
-    def __init__(self, model: Embedder) -> None:
+    def __init__(self, model: Embedder, texts_max: int = TEXTS_MAX) -> None:
+        """`texts_max`: vectors in the cache."""
         self._model = model
+        self._texts_max = texts_max
         self._rows: OrderedDict[bytes, npt.NDArray[np.float32]] = OrderedDict()
         self.fingerprint = model.fingerprint
         self.dimension = model.dimension
+        self.computed = 0
+        """Texts that the model embedded; the others were known."""
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Returns (len(texts), dimension) float32, rows L2-normalised. Blocks; one thread.
@@ -122,12 +126,13 @@ class CachedEmbedder:
             except Exception:
                 self._rows.clear()
                 raise
+            self.computed += len(new)
             self._rows.update(zip(new, map(np.copy, rows), strict=True))
         found = np.empty((len(keys), self.dimension), dtype=np.float32)
         for position, key in enumerate(keys):
             found[position] = self._rows[key]
             self._rows.move_to_end(key)
-        while len(self._rows) > TEXTS_MAX:
+        while len(self._rows) > self._texts_max:
             self._rows.popitem(last=False)
         return found
 

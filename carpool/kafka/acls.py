@@ -13,9 +13,12 @@ from typing import Literal
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import (
     ANSWERS,
+    BASES,
     BATCHES,
     CANCELS,
     DEAD_LETTER_MARKS,
+    DOCUMENTS,
+    DOCUMENTS_DEAD,
     GROUPS,
     GROUPS_BATCH,
     PARTIAL_ANSWERS,
@@ -29,10 +32,11 @@ from schemas.topics import (
     RETRIEVALS,
     RETRIEVALS_BATCH,
     TOPICS,
+    VECTORS,
     Topic,
 )
 
-Role = Literal["grouper", "searcher", "generator", "application", "operator"]
+Role = Literal["grouper", "searcher", "generator", "indexer", "application", "operator"]
 Resource = Literal["TOPIC", "GROUP", "TRANSACTIONAL_ID", "CLUSTER"]
 Operation = Literal[
     "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"
@@ -44,19 +48,22 @@ CLUSTER_NAME = "kafka-cluster"
 QUESTIONS = (QUERIES, QUERIES_BATCH)
 AGAIN = (RETRIES, RETRIES_BATCH)
 LETTERS = (QUERIES_DEAD, QUERIES_BATCH_DEAD)
+ALL_LETTERS = (*LETTERS, DOCUMENTS_DEAD)
 READS: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (*QUESTIONS, *AGAIN),
-    "searcher": (GROUPS, GROUPS_BATCH),
+    "searcher": (GROUPS, GROUPS_BATCH, VECTORS, BASES),
     "generator": (RETRIEVALS, RETRIEVALS_BATCH, RETRIEVAL_DRAFTS, ANSWERS, CANCELS),
-    "application": (ANSWERS, PARTIAL_ANSWERS, BATCHES),
-    "operator": (*LETTERS, DEAD_LETTER_MARKS, ANSWERS),
+    "indexer": (DOCUMENTS, VECTORS, BASES),
+    "application": (ANSWERS, PARTIAL_ANSWERS, BATCHES, DOCUMENTS, VECTORS, BASES),
+    "operator": (*ALL_LETTERS, DEAD_LETTER_MARKS, ANSWERS, VECTORS, BASES),
 }
 WRITES: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (GROUPS, GROUPS_BATCH, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, *LETTERS),
     "searcher": (RETRIEVALS, RETRIEVALS_BATCH, RETRIEVAL_DRAFTS, *AGAIN, *LETTERS),
     "generator": (ANSWERS, PARTIAL_ANSWERS, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, *LETTERS),
-    "application": (*QUESTIONS, CANCELS, BATCHES),
-    "operator": (*QUESTIONS, DEAD_LETTER_MARKS),
+    "indexer": (VECTORS, BASES, DOCUMENTS_DEAD),
+    "application": (*QUESTIONS, CANCELS, BATCHES, DOCUMENTS, BASES),
+    "operator": (*QUESTIONS, DEAD_LETTER_MARKS, DOCUMENTS),
 }
 DELETES: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": AGAIN,
@@ -68,10 +75,11 @@ ROLES: Mapping[Role, str] = {
     "grouper": "the service `carpool grouper`",
     "searcher": "the service `carpool searcher`",
     "generator": "the service `carpool generator`",
-    "application": "publishes questions and reads answers, also as a batch",
+    "indexer": "the service `carpool indexer`",
+    "application": "publishes questions and documents, and reads answers, also as a batch",
     "operator": "`carpool topics`, `status`, `dlq` and `groups`",
 }
-SERVICES: tuple[Role, ...] = ("grouper", "searcher", "generator")
+SERVICES: tuple[Role, ...] = ("grouper", "searcher", "generator", "indexer")
 
 
 @dataclass(frozen=True, order=True)

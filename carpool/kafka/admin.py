@@ -40,7 +40,16 @@ def topic_config(topic: Topic) -> dict[str, str]:
     }
     if topic.compaction_lag_ms is not None:
         config["min.compaction.lag.ms"] = str(topic.compaction_lag_ms)
+    if topic.nulls_ms is not None:
+        config["delete.retention.ms"] = str(topic.nulls_ms)
+    if topic.is_dated_by_brokers:
+        config["message.timestamp.type"] = "LogAppendTime"
     return config
+
+
+def _partitions(topic: Topic, settings: KafkaSettings) -> int:
+    counts = {"lane": settings.lanes, "none": 1}
+    return counts.get(topic.partition_by, settings.partitions)
 
 
 def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> list[str]:
@@ -61,7 +70,7 @@ def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> 
     wanted = [
         NewTopic(
             topic.name,
-            num_partitions=settings.lanes if topic.partition_by == "lane" else settings.partitions,
+            num_partitions=_partitions(topic, settings),
             replication_factor=replicas,
             config=topic_config(topic) | in_sync,
         )

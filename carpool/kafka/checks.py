@@ -10,12 +10,15 @@ import msgspec
 
 from carpool.errors import RetryableError
 from carpool.kafka.acls import READS, SERVICES, WRITES
+from carpool.kafka.corpus_checks import corpus_warnings, mended_by, number_of, uneven_corpus
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.standing import Standing, forgotten_group, hours, missing_records
 from schemas.topics import (
     ANSWERS,
     CANCELS,
+    DOCUMENTS,
+    DOCUMENTS_DEAD,
     FOR_EVER,
     QUERIES,
     QUERIES_BATCH,
@@ -48,6 +51,7 @@ BY_NUMBER: tuple[tuple[Topic, tuple[Topic, ...], str], ...] = (
     (RETRIEVAL_DRAFTS, (RETRIEVALS, RETRIEVALS_BATCH), "some prompts are not warmed"),
     (QUERIES_DEAD, (QUERIES, RETRIES), LETTERS_WAIT),
     (QUERIES_BATCH_DEAD, (QUERIES_BATCH, RETRIES_BATCH), LETTERS_WAIT),
+    (DOCUMENTS_DEAD, (DOCUMENTS,), LETTERS_WAIT),
 )
 """Topics that need the partitions of others by number, and what happens while they have fewer.
 
@@ -160,6 +164,8 @@ def judge(
         problems += _topic_problems(topic, found, facts)
         warnings += _topic_warnings(topic, found, facts)
     warnings += _fewer_partitions(settings, used, facts)
+    counts = {name: found.partitions for name, found in facts.topics.items()}
+    problems += uneven_corpus(settings, used, counts)
     problems += forgotten_group(settings, facts.standings)
     for at, standing in sorted(facts.standings.items()):
         warnings += missing_records(at, standing)
@@ -206,7 +212,7 @@ def _cluster_problems(
             "broker has none): use Apache Kafka, or set kafka.delivery to auto or at_least_once"
         )
     for name, prefix in INTERNAL_LOGS.items():
-        copies = _number(facts.config or {}, f"{prefix}.replication.factor")
+        copies = number_of(facts.config or {}, f"{prefix}.replication.factor")
         is_needed = delivery == "exactly_once" or name == "__consumer_offsets"
         if is_needed and copies is not None and name not in facts.topics and copies > facts.brokers:
             yield (
@@ -218,14 +224,14 @@ def _cluster_problems(
 
 def _topic_problems(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iterator[str]:
     name, config = topic.name, found.config or {}
-    size = _number(config, "max.message.bytes")
+    size = number_of(config, "max.message.bytes")
     if size is not None and size < topic.max_message_bytes:
         yield (
             f"topic {name} takes records of {size} bytes, and its largest have "
             f"{topic.max_message_bytes}: brokers would refuse them, and the service would stop. "
-            f"{_alter(name, 'max.message.bytes', topic.max_message_bytes)}"
+            f"{mended_by(name, 'max.message.bytes', topic.max_message_bytes)}"
         )
-    in_sync = _number(config, "min.insync.replicas")
+    in_sync = number_of(config, "min.insync.replicas")
     if in_sync is not None and (facts.config is None or CAPS_IN_SYNC in facts.config):
         in_sync = min(in_sync, found.replicas)
     if in_sync is not None and in_sync > min(found.replicas, facts.brokers):
@@ -249,47 +255,49 @@ def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iter
             f"topic {name} has one copy: if its broker loses records, they are lost. Create it "
             f"with {min(3, facts.brokers)} copies"
         )
-    if found.replicas > 1 and _number(config, "min.insync.replicas") == 1:
+    if found.replicas > 1 and number_of(config, "min.insync.replicas") == 1:
         yield (
             f"topic {name} acknowledges a record that only one of its {found.replicas} copies has "
             "(min.insync.replicas is 1): "
-            f"it is lost with a broker that is lost. {_alter(name, 'min.insync.replicas', 2)}"
+            f"it is lost with a broker that is lost. {mended_by(name, 'min.insync.replicas', 2)}"
         )
     if config.get("unclean.leader.election.enable") == "true":
         yield (
             f"topic {name} may elect a leader that lacks acknowledged records "
             "(unclean.leader.election.enable): unset it"
         )
+    if topic.is_dated_by_brokers:
+        yield from corpus_warnings(topic, config)
     yield from _retention_warnings(topic, config)
 
 
 def _retention_warnings(topic: Topic, config: Mapping[str, str]) -> Iterator[str]:
-    name, retention_ms = topic.name, _number(config, "retention.ms")
+    name, retention_ms = topic.name, number_of(config, "retention.ms")
     deletes = "delete" in config.get("cleanup.policy", "delete")
     if topic.retention_ms == FOR_EVER:
-        if deletes:
+        if deletes and retention_ms != -1:
             yield (
-                f"topic {name} deletes the newest records of its keys, which should be kept: "
-                f"{_alter(name, 'cleanup.policy', 'compact')}"
+                f"topic {name} deletes records that should be kept for ever: "
+                f"{mended_by(name, 'retention.ms', -1)}"
             )
     elif not deletes:
         yield (
             f"topic {name} never deletes records, so it grows without end. "
-            f"{_alter(name, 'cleanup.policy', '[compact,delete]')}"
+            f"{mended_by(name, 'cleanup.policy', '[compact,delete]')}"
         )
     elif retention_ms is not None and retention_ms >= 0 and topic.retention_ms == UNTIL_PROCESSED:
         yield (
             f"topic {name} deletes records after {hours(retention_ms)}, processed or not: a "
             "longer outage of the service that reads them loses questions. "
-            f"{_alter(name, 'retention.ms', UNTIL_PROCESSED)}"
+            f"{mended_by(name, 'retention.ms', UNTIL_PROCESSED)}"
         )
     elif retention_ms is not None and 0 <= retention_ms < topic.retention_ms:
         yield (
             f"topic {name} keeps records for {hours(retention_ms)}, less than the "
             f"{hours(topic.retention_ms)} that it should: unread records are deleted earlier. "
-            f"{_alter(name, 'retention.ms', topic.retention_ms)}"
+            f"{mended_by(name, 'retention.ms', topic.retention_ms)}"
         )
-    if deletes and (_number(config, "retention.bytes") or -1) >= 0:
+    if deletes and (number_of(config, "retention.bytes") or -1) >= 0:
         yield (
             f"topic {name} deletes by size (retention.bytes is {config['retention.bytes']}): "
             "under load, unread records are deleted however young they are. Unset it"
@@ -317,17 +325,3 @@ def _fewer_partitions(
                     f"topic {name} has {counts[name]} partitions and {other} has {counts[other]}: "
                     f"{effect}. Add partitions (`kafka-topics --alter --partitions`)"
                 )
-
-
-def _number(config: Mapping[str, str], name: str) -> int | None:
-    try:
-        return int(config[name])
-    except (KeyError, ValueError):
-        return None
-
-
-def _alter(topic: str, name: str, value: int | str) -> str:
-    return (
-        f"`kafka-configs --alter --entity-type topics --entity-name {topic} --add-config "
-        f"{name}={value}` mends it"
-    )

@@ -47,10 +47,13 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """A record to write. `partition` None: chosen by the key, with Java's partitioner."""
+    """A record to write. `partition` None: chosen by the key, with Java's partitioner.
+
+    `value` None deletes the key where its topic is compacted.
+    """
 
     topic: str
     key: bytes | None
-    value: bytes
+    value: bytes | None
     headers: Headers = ()
     partition: int | None = None

@@ -22,6 +22,7 @@ from carpool.clock import Clock
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.client_config import METADATA_REFRESH_MS, PROTOCOL_OVERHEAD_BYTES, reader_config
 from carpool.kafka.cluster import cluster_metadata, is_of_right, told
+from carpool.kafka.partitioner import partition_of
 from carpool.kafka.raw_records import message_of, place_of_event, raw_partition
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -74,15 +75,19 @@ class TopicReader:
         name: str,
         timeout_s: float | None = None,
         config: Mapping[str, Any] | None = None,
+        outlives_topics: bool = True,
     ) -> None:
         """Connects lazily. `name` is for the brokers' logs.
 
-        A request takes at most `timeout_s`, by default the request time-out of the settings.
-        `config` replaces defaults of librdkafka, which read committed records only.
+        A topic that is deleted and made again is read from its beginning, unless
+        `outlives_topics` is false: then `poll` raises `ConfigError`. A request takes at most
+        `timeout_s`, by default the request time-out of the settings. `config` replaces defaults of
+        librdkafka, which read committed records only.
         """
         self._settings = settings
         self._clock = clock
         self._timeout_s = settings.request_timeout_ms / 1_000 if timeout_s is None else timeout_s
+        self._outlives_topics = outlives_topics
         self._stale_topics: set[str] = set()
         self._unreadable = UnreadableBatches()
         self._ids = TopicIds(settings, every_s=METADATA_REFRESH_MS / 1_000)
@@ -161,7 +166,7 @@ class TopicReader:
     def add(self, starts: Mapping[TopicPartition, int]) -> None:
         """Begins to read these partitions at these offsets, in addition to earlier ones.
 
-        A topic that is deleted and made again is read from its beginning. Raises `RetryableError`.
+        Raises `RetryableError`.
         """
         ids = {at.topic: topic_id for at, topic_id in self._ids.begun.items() if topic_id}
         if missing := {at.topic for at in starts} - ids.keys():
@@ -186,6 +191,8 @@ class TopicReader:
         Passes over records that cannot be unpacked, after some seconds.
         """
         if again := self._ids.made_again():
+            if not self._outlives_topics:
+                raise ConfigError(f"topic {again[0].topic} was deleted and made again")
             log.warning("topics were made again: reading %s from the beginning", again)
             self._consumer.incremental_unassign([self._raw(at) for at in again])
             self._consumer.incremental_assign([self._raw(at, OFFSET_BEGINNING) for at in again])
@@ -240,6 +247,28 @@ class TopicReader:
                 if is_final(error):
                     raise self.unreadable(at, error)
 
+    def read_range(self, at: TopicPartition, start: int, end: int) -> Iterator[Message]:
+        """Yields the records of a partition from `start` on, below `end`. Raises as `read_to_end`.
+
+        Replaces the assigned partitions.
+        """
+        self._consumer.assign([self._raw(at, start)])
+        silent_since_s = time.monotonic()
+        position = start
+        while position < end:
+            batch = self.poll(BATCH, POLL_S)
+            for message in batch.messages:
+                position = message.source.offset + 1
+                if message.source.offset < end:
+                    yield message
+            position = max([position, *batch.ends.values(), *batch.passed_over.values()])
+            if batch.messages or batch.ends:
+                silent_since_s = time.monotonic()
+            elif time.monotonic() - silent_since_s > self._timeout_s:
+                raise SilentBrokersError(f"{self._shown(at)} sent nothing: is it there?")
+            for error in filter(is_final, batch.errors):
+                raise self.unreadable(at, error)
+
     def read_one(self, at: TopicPartition, offset: int, *, timeout_s: float) -> Message | None:
         """Returns the record at this offset; None where it was deleted or never existed.
 
@@ -289,11 +318,12 @@ class TopicReader:
 
 
 def read_topic(
-    settings: KafkaSettings, clock: Clock, topic: str, *, name: str
+    settings: KafkaSettings, clock: Clock, topic: str, *, name: str, keys: Iterable[bytes] = ()
 ) -> Iterator[Message]:
     """Yields every committed record of a topic, those of each partition in order. Blocks.
 
-    Raises `ConfigError` for a topic that does not exist, `RetryableError` as `TopicReader` does.
+    `keys`: only their partitions are read. Raises `ConfigError` for a topic that does not exist,
+    `RetryableError` as `TopicReader` does.
     """
     config = {
         "auto.offset.reset": "earliest",  # retention may delete records meanwhile
@@ -301,7 +331,9 @@ def read_topic(
         "fetch.message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
     }
     with TopicReader(settings, clock, name=name, config=config) as reader:
-        yield from reader.read_to_end(reader.partitions(topic))
+        partitions = reader.partitions(topic)
+        numbers = {partition_of(key, len(partitions)) for key in keys} or range(len(partitions))
+        yield from reader.read_to_end(partitions[number] for number in numbers)
 
 
 def is_final(error: KafkaError) -> bool:

@@ -70,7 +70,7 @@ class InFlight:
         with self._lock:
             if all(key in self._finished for key in done.parts):
                 return False
-            size_bytes = sum(len(output.value) for output in done.outputs)
+            size_bytes = sum(len(output.value or b"") for output in done.outputs)
             for key in done.parts:
                 if self._owes(key) and key not in self._finished:
                     # The first part counts the outputs.

@@ -138,7 +138,8 @@ def topics_page() -> str:
         "Topics",
         "`carpool topics create` makes the topics that are missing; `carpool topics check` "
         "compares those that exist with this list. A key is the `query_id` (of a batch "
-        "the `batch_id`) as UTF-8; partitions are chosen by Java's default partitioner (murmur2). "
+        'the `batch_id`, of a document `["owner","id"]` or its id) as UTF-8; partitions are chosen '
+        "by Java's default partitioner (murmur2). "
         "The number of partitions is `kafka.partitions`; topics by lane have `kafka.lanes`. At the "
         "brokers, each name begins with `kafka.prefix`, where there is one.",
         lines,
@@ -147,7 +148,13 @@ def topics_page() -> str:
 
 def facts(topic: Topic) -> str:
     """Returns how a topic is partitioned, how long it keeps records, and its largest record."""
-    by = {"query_id": "`query_id`", "lane": "lane", "source": "the partition of the source"}
+    by = {
+        "query_id": "Partitioned by `query_id`",
+        "lane": "Partitioned by lane",
+        "source": "Partitioned by the partition of the source",
+        "document": "Partitioned by the key, the document",
+        "none": "One partition",
+    }
     if topic.retention_ms == FOR_EVER:
         kept = "for ever"
     elif topic.retention_ms == UNTIL_PROCESSED:
@@ -158,7 +165,7 @@ def facts(topic: Topic) -> str:
     compact = "" if lag_ms is None else f", after {lag_ms // HOUR_MS} h only the newest of each key"
     effort = "; best effort" if topic.best_effort else ""
     return (
-        f"Partitioned by {by[topic.partition_by]}; kept {kept}{compact}; records of at most "
+        f"{by[topic.partition_by]}; kept {kept}{compact}; records of at most "
         f"{topic.max_message_bytes:,} bytes with headers{effort}"
     )
 

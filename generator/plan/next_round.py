@@ -13,6 +13,7 @@ import msgspec
 from carpool.workflow.program import NextSteps
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve, WorkflowError
 from carpool.workflow.workflows import search_query, with_results
+from schemas.document import Position
 from schemas.query import Generation, Journal, Query, results_of, root_of
 from schemas.record import ClusterId
 from schemas.retrieval import Retrieval
@@ -58,6 +59,8 @@ def with_found(retrieval: Retrieval, now_us: int) -> Retrieval:
     assert journal is not None, "it was begun"
     if not journal.began_us:
         return retrieval
+    journal = msgspec.structs.replace(journal, corpus=journal.corpus or retrieval.corpus)
+    query = msgspec.structs.replace(query, journal=journal, bound=_next_bound(retrieval))
     return msgspec.structs.replace(
         retrieval, query=with_results(query, _found(retrieval, journal, now_us))
     )
@@ -100,10 +103,18 @@ def as_asked(retrieval: Retrieval, step: Generate) -> Retrieval:
             generation=asked_for,
             journal=query.journal,
         ),
+        corpus=retrieval.corpus if query.journal is None else query.journal.corpus,
         hits=tuple(step.passages),
         other_hits=(),
         skipped_clusters=_skipped(query),
     )
+
+
+def _next_bound(retrieval: Retrieval) -> Position | None:
+    """Returns the documents that the next search must have: those of the last one."""
+    if retrieval.corpus is None:
+        return retrieval.query.bound
+    return dict(retrieval.corpus.position) or None
 
 
 def _skipped(query: Query) -> tuple[ClusterId, ...]:

@@ -20,7 +20,6 @@ def prompt_key(
     temperature: float,
     seed: int | None,
     passages: Sequence[str],
-    index_version: str,
     tenant: tuple[str, str],
 ) -> str | None:
     """Returns the key (BLAKE2b, hexadecimal); None: the model may answer otherwise the next time.
@@ -38,7 +37,6 @@ def prompt_key(
         float(temperature),
         seed,
         passages,
-        index_version,
         tenant,
     )
     return hashlib.blake2b(_encoder.encode(decides), digest_size=DIGEST_BYTES).hexdigest()

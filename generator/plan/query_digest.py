@@ -17,7 +17,7 @@ def query_digest(query: Query) -> str:
     """Returns a digest (BLAKE2b, hexadecimal) of the question, the same for every publication.
 
     It covers the text, the model of the vector, `top_k`, `nprobe`, `recall_target`, the tenant, the
-    filter, the conversation, the generation options, `search_mode` and the workflow, each as
+    filter, the conversation, the generation options, `search_mode`, the workflow and the bound, as
     published: an explicit default differs from none. It omits deadline, priority and attempt, and
     the vector, which the generator does not receive; the text represents it. For a step of a
     workflow it is that of the published query.
@@ -37,5 +37,6 @@ def query_digest(query: Query) -> str:
         # Digests of questions without these are those of earlier versions.
         *((query.search_mode,) if query.search_mode is not None else ()),
         *(("workflow", query.workflow) if query.workflow is not None else ()),
+        *(("bound", sorted(query.bound.items())) if query.bound is not None else ()),
     )
     return hashlib.blake2b(_encoder.encode(asked), digest_size=DIGEST_BYTES).hexdigest()

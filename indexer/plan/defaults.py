@@ -11,7 +11,7 @@ import numpy.typing as npt
 from carpool.arrays import Int64
 
 WHOLE_ROWS_MAX = 50_000
-"""Up to so many rows, all vectors are in one cluster and are searched exactly."""
+"""Up to so many rows, all are in one cluster."""
 FLAT_ROWS_MAX = 500_000
 """Up to so many rows, all codes are scanned: that is fast, and there is no nprobe to choose."""
 FLAT_CLUSTER_ROWS = 4096

@@ -109,7 +109,7 @@ def plan_shards(row_count: int, shard_rows: int) -> tuple[range, ...]:
     return tuple(range(start, min(start + shard_rows, row_count)) for start in starts)
 
 
-STATE_FORMAT = "v5"
+STATE_FORMAT = "v6"
 """Another one where a constant of a build has changed: what was saved is then made again."""
 
 

@@ -14,18 +14,14 @@ import numpy as np
 
 from carpool.arrays import Int64
 from carpool.clock import Clock
+from carpool.codes.by_numpy import Proposed
 from carpool.codes.codec import CODEC
-from carpool.codes.int4 import Proposed
-from carpool.codes.row_mask import RowMask
 from carpool.errors import ReadError
 from schemas.record import ClusterId
 from schemas.retrieval import Tier
 from searcher.codes.source import NONE, CodeSource, ScanPart
 from searcher.executor import SearchGroup
-from searcher.row_source import Scan, Scanned
-
-BATCH_MAX = 100
-"""Queries of a scan. More: the first answers come later. Fewer: clusters are read more often."""
+from searcher.row_source import BATCH_MAX, Scan, Scanned, by_identity
 
 
 @dataclass(slots=True, eq=False)
@@ -80,12 +76,12 @@ class CodedRows:
         if self._scans.pop(key, None) is not None:
             self._codes.drop(key)
 
-    def advance(self, mask: RowMask | None, *, may_scan: bool) -> Sequence[Scanned]:
+    def advance(self, *, may_scan: bool) -> Sequence[Scanned]:
         """Scans the next batch; see `RowSource`."""
         self._waiting += self._codes.advance()
         if not (may_scan and self._waiting):
             return ()
-        found = self._scan(self._next_batch(), mask)
+        found = self._scan(self._next_batch())
         self._waiting += self._codes.advance()  # places are free again
         return found
 
@@ -96,7 +92,7 @@ class CodedRows:
     def close(self) -> None:
         """Does nothing; see `RowSource`."""
 
-    def _scan(self, batch: Mapping[int, Int64], mask: RowMask | None) -> list[Scanned]:
+    def _scan(self, batch: Mapping[int, Int64]) -> list[Scanned]:
         """Scans the clusters of each key, and returns the scans that have ended."""
         if not batch:  # all were dropped
             return []
@@ -107,8 +103,10 @@ class CodedRows:
             begun = self._codes.scanner.begin(vectors, max(each.scan.count for each in new))
             for each, proposed in zip(new, begun, strict=True):
                 each.proposed = proposed
-        every = [each.proposed for each in scans if each.proposed is not None]
-        self._codes.scanner.add(every, list(batch.values()), mask)
+        for some in by_identity([each.scan.mask for each in scans]):
+            every = [known for at in some if (known := scans[at].proposed) is not None]
+            probes = [batch[scans[at].scan.key] for at in some]
+            self._codes.scanner.add(every, probes, scans[some[0]].scan.mask)
         share_us = (self._clock.now_us() - began_us) // len(scans)
         for each, clusters in zip(scans, batch.values(), strict=True):
             each.took_us += share_us

@@ -39,6 +39,7 @@ class CodesExecutor(SearchLoop):
         self,
         *,
         sources: Sequence[RowSource],
+        fresh: RowSource,
         rows: RowVectors,
         waker: Waker,
         metrics: Metrics,
@@ -46,10 +47,12 @@ class CodesExecutor(SearchLoop):
     ) -> None:
         """`waker` must wake when a read of `rows` or of one of `sources` ends.
 
-        A cluster is scanned by the first source that has it; the last one has all.
+        A cluster is scanned by the first source that has it; the last one has all. `fresh` scans
+        the fresh rows of each search that has some.
         """
         super().__init__(waker, clock)
-        self._sources = sources
+        self._sources = (*sources, fresh)
+        self._fresh = fresh
         self._rows = rows
         self._metrics = metrics.searcher
         self._probes = Probes(rows.nlist)
@@ -64,7 +67,7 @@ class CodesExecutor(SearchLoop):
                 self._take_messages()
                 self._expire(finish)
                 for source in self._sources:
-                    found = source.advance(self.mask, may_scan=self._may_scan())
+                    found = source.advance(may_scan=self._may_scan())
                     self._take_scanned(found, finish)
                 read = self._rows.advance(self._are_in_hand)
                 if read:
@@ -120,13 +123,30 @@ class CodesExecutor(SearchLoop):
 
     def _begin(self, search: Search) -> None:
         query = self._queries[search.key] = CodesQuery(search, self._clock.now_us())
-        self._scan(query, search.clusters)
+        self._scan_all(query)
         if search.deadline_us is not None:
             self._deadlines[search.key] = search.deadline_us
         in_memory = len(search.clusters) - len(query.tiers)
         self._metrics.cluster_requests.labels(tier="ram").inc(in_memory)
         for tier, count in Counter(query.tiers.values()).items():
             self._metrics.cluster_requests.labels(tier=tier).inc(count)
+
+    def _scan_all(self, query: CodesQuery) -> None:
+        """Has all of its clusters scanned, and the fresh rows."""
+        search = query.search
+        self._scan(query, search.clusters)
+        if search.fresh is not None:
+            query.promise(self._fresh.codec)
+            query.scans += 1
+            self._fresh.scan(
+                Scan(
+                    key=search.key,
+                    vector=search.vector,
+                    clusters=search.clusters,
+                    count=query.count,
+                    fresh=search.fresh,
+                )
+            )
 
     def _scan(self, query: CodesQuery, clusters: Sequence[ClusterId]) -> None:
         """Has each of `clusters` scanned by the first source that has it."""
@@ -137,9 +157,9 @@ class CodesExecutor(SearchLoop):
                 query.promise(source.codec)
                 clusters = _without(clusters, held)
         query.scans += len(taken)
-        key, vector = query.search.key, query.search.vector
+        key, vector, mask = query.search.key, query.search.vector, query.search.mask
         for source, held in taken:
-            scan = Scan(key=key, vector=vector, clusters=held, count=query.count)
+            scan = Scan(key=key, vector=vector, clusters=held, count=query.count, mask=mask)
             query.tiers.update(source.scan(scan))
 
     def _forget(self, key: int) -> None:
@@ -174,15 +194,17 @@ class CodesExecutor(SearchLoop):
                 continue
             if query.lacking:
                 lacking, query.lacking = query.lacking, []
-                self._scan_again(query, lacking)
+                self._scan(query, lacking)
+                self._waker.wake()
                 continue
             rows, estimates = query.take_candidates()
             count, has_more = rows_within(estimates, query.search.top_k, query.margin)
             if has_more and len(rows) >= query.count < COUNT_MAX:
                 query.count = min(COUNT_MAX, MORE * query.count)
-                self._scan_again(query, query.search.clusters)
+                self._scan_all(query)
+                self._waker.wake()
                 continue
-            proposed = rows[:count]
+            proposed = query.score_fresh(rows[:count])
             query.unscored = len(proposed)
             if len(proposed):
                 owners.append(key)
@@ -192,10 +214,6 @@ class CodesExecutor(SearchLoop):
         if owners:
             counts = [len(rows) for rows in wanted]
             self._rows.add(np.repeat(np.array(owners), counts), np.concatenate(wanted))
-
-    def _scan_again(self, query: CodesQuery, clusters: Sequence[ClusterId]) -> None:
-        self._scan(query, clusters)
-        self._waker.wake()
 
     # ---- scores
 
@@ -249,7 +267,11 @@ class CodesExecutor(SearchLoop):
 
     def _best(self, query: CodesQuery) -> TopK:
         rows, scores = query.best_rows()
-        return TopK(scores, rows, self._rows.clusters_of(rows))
+        clusters = self._rows.clusters_of(rows)
+        if (fresh := query.search.fresh) is not None:
+            are_fresh = rows >= fresh.rows.first_row
+            clusters[are_fresh] = fresh.clusters_of(rows[are_fresh])
+        return TopK(scores, rows, clusters)
 
 
 def _without(clusters: Sequence[ClusterId], some: Sequence[ClusterId]) -> Sequence[ClusterId]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Literal
 
 import numpy as np
 import structlog
@@ -17,6 +16,7 @@ from carpool.disk.index import OpenCodes
 from carpool.errors import CorruptionError
 from schemas.record import ClusterId
 from searcher.codes.source import ScanPart
+from searcher.settings import SearcherSettings
 from searcher.store.files import SegmentFiles
 
 _log = structlog.get_logger(__name__)
@@ -66,17 +66,11 @@ class ResidentCodes:
         """Does nothing; see `CodeSource`."""
 
 
-def load_codes(
-    codes: OpenCodes,
-    centroids: Float32,
-    *,
-    direct_io: Literal["require", "auto"],
-    threads: int,
-) -> ResidentCodes:
+def load_codes(codes: OpenCodes, centroids: Float32, settings: SearcherSettings) -> ResidentCodes:
     """Returns the codes of every cluster, in memory. Blocks.
 
-    `threads` is the number of those of a scan. A cluster with damaged codes stays empty; its error
-    is logged. Raises `ConfigError` where O_DIRECT is required and refused.
+    A cluster with damaged codes stays empty; its error is logged. Raises `ConfigError` where
+    O_DIRECT is required and refused.
     """
     scanner = CodeScanner(
         codes.layout,
@@ -84,10 +78,10 @@ def load_codes(
         codes.rotation,
         codes.first_rows,
         codes.row_counts,
-        threads=threads,
+        threads=settings.threads,
     )
     broken: dict[ClusterId, CorruptionError] = {}
-    files = SegmentFiles([file.path for file in codes.files], direct_io)
+    files = SegmentFiles([file.path for file in codes.files], settings.direct_io)
     try:
         for segment in range(len(codes.files)):
             _load(codes, scanner, files, segment, broken)

@@ -6,7 +6,6 @@ for the clusters that are needed next.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from searcher.codes.executor import CodesExecutor
 from searcher.codes.load import load_codes
 from searcher.codes.paged import PagedCodes
 from searcher.codes.source import CodeSource
+from searcher.fresh.scans import FreshScans
 from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
 from searcher.row_source import RowSource
@@ -145,7 +145,6 @@ def open_codes_plane(
     """
     _say_if_slow()
     waker, readers = Waker(), list[Reader[Any]]()
-    threads = settings.scoring_threads or len(os.sched_getaffinity(0))
 
     def reader_of(files: Sequence[CheckedFile], slot_pages: int) -> Reader[Any]:
         memory = Arena(SLOTS * slot_pages * PAGE_BYTES, slot_pages * PAGE_BYTES)
@@ -161,13 +160,13 @@ def open_codes_plane(
         rows = RowReader(index.layout, first_pages, chosen.codes.first_rows, reader)
         codes: CodeSource
         if chosen.paged_bytes is None:
-            codes = load_codes(
-                chosen.codes, index.centroids, direct_io=settings.direct_io, threads=threads
-            )
+            codes = load_codes(chosen.codes, index.scan_centroids, settings)
         else:
             reader = reader_of(chosen.codes.files, _slot_pages(chosen.codes))
             codes_reader = CodesReader(chosen.codes, reader)
-            codes = _paged(index, chosen.codes, chosen.paged_bytes, codes_reader, metrics, threads)
+            codes = _paged(
+                index, chosen.codes, chosen.paged_bytes, codes_reader, metrics, settings.threads
+            )
         shard = open_shard(codes)
     except BaseException:
         close_all(readers, waker)
@@ -175,7 +174,10 @@ def open_codes_plane(
     sources: list[RowSource] = [CodedRows(codes, clock)]
     if shard is not None:
         sources.insert(0, ShardScans(shard, waker, clock))
-    executor = CodesExecutor(sources=sources, rows=rows, waker=waker, metrics=metrics, clock=clock)
+    fresh = FreshScans(clock)
+    executor = CodesExecutor(
+        sources=sources, fresh=fresh, rows=rows, waker=waker, metrics=metrics, clock=clock
+    )
     return CodesPlane(executor=executor, shard=shard, readers=tuple(readers), waker=waker)
 
 
@@ -200,7 +202,7 @@ def _paged(
     """Returns paged codes, none of them in memory."""
     scanner = CodeScanner(
         codes.layout,
-        index.centroids,
+        index.scan_centroids,
         codes.rotation,
         codes.first_rows,
         codes.row_counts,

@@ -91,6 +91,16 @@ class CodesQuery:
         kept = order[rows[order] >= 0]
         return rows[kept], estimates[kept]
 
+    def score_fresh(self, proposed: Int64) -> Int64:
+        """Scores the fresh ones of `proposed`, which are in memory; returns the others."""
+        if (fresh := self.search.fresh) is None:
+            return proposed
+        are_fresh = proposed >= fresh.rows.first_row
+        own = proposed[are_fresh]
+        self.rows.append(own)
+        self.scores.append(fresh.scores(self.search.vector, own))
+        return proposed[~are_fresh]
+
     def best_rows(self) -> tuple[Int64, Float32]:
         """Returns the best rows that were scored, at most `top_k`, and their exact scores."""
         if not self.rows:

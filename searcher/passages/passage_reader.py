@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from carpool.disk.documents import ENTRY_BYTES, Document, DocumentEntry, DocumentTable
+from carpool.disk.documents import ENTRY_BYTES, DocumentEntry, DocumentTable, Passage
 from carpool.errors import CorruptionError, ReadError
 from searcher.passages.range_reader import RangeReader
 from searcher.plan.passage_reads import share_out
@@ -34,7 +34,7 @@ class PassageReader:
 
     def read(
         self, results: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[int, list[Document] | ReadError]]:
+    ) -> Iterator[tuple[int, list[Passage] | ReadError]]:
         """See `RowPassages`."""
         self._ranges.ask_again()
         wanted = [self._table.numbers(rows) for rows in results]
@@ -71,7 +71,7 @@ class PassageReader:
 
     def _documents(
         self, entries: Sequence[DocumentEntry]
-    ) -> tuple[dict[int, Document], dict[int, ReadError]]:
+    ) -> tuple[dict[int, Passage], dict[int, ReadError]]:
         """Returns documents by number, and the errors of the others."""
         starts = [entry.offset_bytes for entry in entries]
         sizes = [entry.size_bytes for entry in entries]

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from carpool.arrays import Float32, UInt8
-from carpool.codes.row_mask import RowMask
 from carpool.disk.pages import ClusterPages
 from searcher.scoring.scan import COPY_BYTES_MAX, QueryBatch, Scoring, scan
 from searcher.scoring.top_k import Candidates, Slots, TopTable
@@ -50,13 +49,11 @@ class ScoringPool:
         scorings: Sequence[Scoring],
         batch: QueryBatch,
         table: TopTable,
-        mask: RowMask | None = None,
     ) -> list[Candidates]:
         """Returns the candidates of clusters for the queries of `batch`, for `TopTable.merge`.
 
-        `mask`: the rows that may be found; None: all. Blocks until all is scored. Only reads
-        `table`. Raises the first error of any thread, after all threads have stopped. Keeps no view
-        of the pages.
+        Blocks until all is scored. Only reads `table`. Raises the first error of any thread, after
+        all threads have stopped. Keeps no view of the pages.
         """
         if not scorings:
             return []
@@ -67,7 +64,7 @@ class ScoringPool:
             parts = [tuple(scorings)]
         else:
             parts = _cut(scorings, costs, 1 + helpers)
-        run = _SharedRun(parts, batch, table, mask)
+        run = _SharedRun(parts, batch, table)
         for _ in range(min(helpers, len(parts) - 1)):
             self._runs.put(run)
         run.work()
@@ -95,10 +92,8 @@ class _SharedRun:
         parts: list[tuple[Scoring, ...]],
         batch: QueryBatch,
         table: TopTable,
-        mask: RowMask | None,
     ) -> None:
         self._parts = parts
-        self._mask = mask
         self._batch = batch
         self._floors: Float32 = table.floors(batch.slots)
         self._top_ks: Slots = table.top_ks(batch.slots)
@@ -142,11 +137,11 @@ class _SharedRun:
         members, batch = part[0].members, self._batch
         if all(one.members is members for one in part):
             batch, every = batch.take(members), np.arange(len(members))
-            part = tuple(Scoring(one.pages, every) for one in part)
+            part = tuple(one._replace(members=every) for one in part)
         else:
             members = np.arange(len(batch.slots))
         known = self._floors[members]
-        found, floors = scan(part, batch, known, self._top_ks[members], self._mask)
+        found, floors = scan(part, batch, known, self._top_ks[members])
         # When two threads write at the same time the lower floor may win: it leaves nothing out.
         self._floors[members] = np.maximum(self._floors[members], floors)
         self._found[number] = found
@@ -176,7 +171,7 @@ def _cut(
     for scoring, cost in zip(scorings, costs, strict=True):
         count = max(1, round(cost / part_cost)) if threads > 1 else 1
         for pages in cut_pages(scoring.pages, count):
-            one = Scoring(pages, scoring.members)
+            one = scoring._replace(pages=pages)
             last_cost += cost // count
             if parts and last_cost <= part_cost and parts[-1][0].members is one.members:
                 parts[-1] += (one,)

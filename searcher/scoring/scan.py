@@ -55,10 +55,14 @@ class QueryBatch(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """A cluster and the queries that want it: `members` (q,), positions in a batch, each once."""
+    """A cluster and the queries that want it: `members` (q,), positions in a batch, each once.
+
+    `mask`: the rows that they may find; None: all.
+    """
 
     pages: ClusterPages
     members: Slots
+    mask: RowMask | None = None
 
 
 class _BlockPart(NamedTuple):
@@ -83,15 +87,13 @@ def scan(
     batch: QueryBatch,
     floors: Float32,
     top_ks: Slots,
-    mask: RowMask | None = None,
 ) -> tuple[Candidates, Float32]:
     """Returns each row that may be among the best k of a query, and the floors that it reached.
 
     `scorings` has at least one, all of one layout. `floors` is (q,) float32, -inf for none; a row
     that ties with the floor is a candidate. `top_ks`, (q,), is how many rows each query wants.
-    `mask` has the rows that may be found; None: all. Pure and thread-safe; keeps no view of the
-    pages. Takes 4 to 6 MB of scratch, more for thousands of queries. The heavy steps release the
-    GIL. Raises `ValueError` where dimensions differ.
+    Pure and thread-safe; keeps no view of the pages. Takes 4 to 6 MB of scratch, more for thousands
+    of queries. The heavy steps release the GIL. Raises `ValueError` where dimensions differ.
     """
     layout = scorings[0].pages.layout
     rows_per_page = layout.rows_per_page
@@ -102,7 +104,7 @@ def scan(
     weights = np.ascontiguousarray(batch.vectors.T)
     found: list[Candidates] = []
     found_count, found_max = 0, 4 * int(top_ks.sum())
-    for block in _blocks(scorings, block_pages, rows_per_page, mask):
+    for block in _blocks(scorings, block_pages, rows_per_page):
         pages = _joined_pages([part.pages for part in block])
         write_scores(layout, pages, weights, scratch)
         for part in block:
@@ -124,14 +126,14 @@ def scan(
 
 
 def _blocks(
-    scorings: Sequence[Scoring], block_pages: int, rows_per_page: int, mask: RowMask | None
+    scorings: Sequence[Scoring], block_pages: int, rows_per_page: int
 ) -> Iterator[list[_BlockPart]]:
     """Yields all visible rows in order, at most `block_pages` pages at a time."""
     block: list[_BlockPart] = []
     room, place = block_pages, 0
     for scoring in scorings:
         rows_left, page = scoring.pages.row_count, scoring.pages.first_page
-        pieces = zip(scoring.pages.pieces, _shown(scoring.pages, mask), strict=True)
+        pieces = zip(scoring.pages.pieces, _shown(scoring.pages, scoring.mask), strict=True)
         for whole, (piece, shown, numbers) in pieces:
             start, end_page = 0, page + len(whole)
             while start < len(piece) and rows_left > 0:

@@ -12,7 +12,6 @@ import numpy as np
 
 from carpool.arrays import Float32, Int64
 from carpool.clock import Clock
-from carpool.codes.row_mask import RowMask
 from schemas.record import ClusterId
 from schemas.retrieval import Tier
 from searcher.executor import SearchGroup
@@ -27,7 +26,6 @@ TIMEOUT_US = 1_000_000
 RAM_TIMEOUT_US = 30_000_000
 """The same in memory, where scans share the cores with all other work."""
 
-_Batch = tuple[tuple[Scan, ...], RowMask | None]
 NO_ROWS, NO_ESTIMATES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -58,7 +56,7 @@ class ShardScans:
         self._waiting: deque[Scan] = deque()
         self._in_progress: tuple[Scan, ...] = ()
         self._began_us = 0
-        self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[tuple[Scan, ...] | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -93,7 +91,7 @@ class ShardScans:
     def drop(self, key: int) -> None:
         """Does nothing: pins end with a scan; see `RowSource`."""
 
-    def advance(self, mask: RowMask | None, *, may_scan: bool) -> Sequence[Scanned]:
+    def advance(self, *, may_scan: bool) -> Sequence[Scanned]:
         """Begins the next batch; see `RowSource`. It does so without `may_scan`, too.
 
         A part of a change of the shard may begin with it.
@@ -111,7 +109,7 @@ class ShardScans:
                 for one in lost
             ]
         elif self._waiting and not self._in_progress:
-            self._start(mask)
+            self._start()
         joined, self._joined = self._joined, 0
         self._shard.begin_substages(joined)
         return found
@@ -125,11 +123,14 @@ class ShardScans:
         if self._thread is not None:
             self._thread.join(CLOSE_TIMEOUT_S)
 
-    def _start(self, mask: RowMask | None) -> None:
-        count = min(BATCH_MAX, len(self._waiting))
-        self._in_progress = tuple(self._waiting.popleft() for _ in range(count))
+    def _start(self) -> None:
+        """Begins a batch: the next scans that have the mask of the first one."""
+        batch, mask = list[Scan](), self._waiting[0].mask
+        while self._waiting and self._waiting[0].mask is mask and len(batch) < BATCH_MAX:
+            batch.append(self._waiting.popleft())
+        self._in_progress = tuple(batch)
         self._began_us = self._clock.now_us()
-        self._batches.put((self._in_progress, mask))
+        self._batches.put(self._in_progress)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="shard-scans", daemon=True)
             self._thread.start()
@@ -156,8 +157,7 @@ class ShardScans:
     # ---- the thread that scans
 
     def _run(self) -> None:
-        while (begun := self._batches.get()) is not None:
-            batch, mask = begun
+        while (batch := self._batches.get()) is not None:
             began_us = self._clock.now_us()
             rows, estimates, error = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), None
             try:
@@ -165,7 +165,7 @@ class ShardScans:
                     np.stack([one.vector for one in batch]),
                     [np.array(one.clusters, np.int64) for one in batch],
                     max(one.count for one in batch),
-                    mask,
+                    batch[0].mask,
                 )
             except Exception as caught:  # of the device: whatever it is, searches go on without it
                 error = caught

@@ -28,7 +28,7 @@ def tiny_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "vectors.npy", unit_rows(np.random.default_rng(1), ROWS, DIMENSION))
     config = IndexerConfig(
         embedding=EmbeddingSettings(model=f"hashing:{DIMENSION}"),
-        indexer=IndexerSettings(threads=1, code_rows_min=0),
+        indexer=IndexerSettings(threads=1),
     )
     request = BuildRequest(
         corpus=corpus, index_dir=folder / "index", nlist=NLIST, vectors=folder / "vectors.npy"

@@ -34,7 +34,7 @@ NOWHERE = "--bootstrap 127.0.0.1:1"
 SHORT = "--set kafka.request_timeout_ms=1000"
 COMMANDS = (
     *("up", "ask", "publish", "cancel", "eval", "status", "config"),
-    *("grouper", "searcher", "generator"),
+    *("grouper", "searcher", "generator", "indexer"),
     *("topics create", "topics check"),
     *("workflows show", "workflows check"),
     *("dlq list", "dlq show", "dlq replay", "dlq drop", "index build", "bench claims"),

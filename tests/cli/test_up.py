@@ -17,7 +17,9 @@ import pytest
 
 from carpool.guard import GuardedProcess
 from carpool.testing.llm_server import LlmServer
+from schemas.topics import DOCUMENTS, VECTORS
 from tests.cli.support import carpool
+from tests.e2e.support import Publisher, at_least, read_all
 from tests.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +81,12 @@ def test_questions_are_answered_a_crash_is_mended_and_ctrl_c_ends_everything(
             )
             answer = ask(5)
             assert (answer["status"], answer["model"]) == ("ok", llm.model)
+            bootstrap = json.loads(run_file.read_text())["bootstrap"]
+            assert (
+                Publisher(bootstrap).send(DOCUMENTS.name, b"A town at a lake.", key="lake") is None
+            )
+            (indexed,) = read_all(bootstrap, VECTORS.name, until=at_least(1))
+            assert [each["text"] for each in indexed.body["passages"]] == ["A town at a lake."]
             # -9 of the searcher: it is started again, and a question that comes meanwhile is
             # answered.
             searcher = next(

@@ -16,12 +16,28 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from carpool.digest import digest_of
 from carpool.disk.centroids import probe
-from tests.disk.helpers import Content, make_content, normalised, write_index
+from carpool.disk.document_keys import DOCUMENT_KEYS_NAME, entries_of, write_document_keys
+from carpool.disk.manifest import BaseFacts, write_manifest
+from tests.disk.helpers import Content, entry_of, make_content, normalised, write_index
 
 SAMPLES = Path(__file__).parent
 EXPECTED_NAME = "expected.json"
-VARIANTS = {"v2-float32": "float32", "v2-float16": "float16", "v2-int4": "float32"}
+VARIANTS = {
+    "v2-float32": "float32",
+    "v2-float16": "float16",
+    "v2-int4": "float32",
+    "v2-base": "float32",
+}
+BASE = BaseFacts(
+    name="2026-11-21T10:00:07Z-7f3a91c2",
+    predecessor="2026-11-20T10:00:07Z-00000001",
+    position={0: 12, 1: 1 << 40},
+    vectors={0: 13, 1: 0},
+    topic="documents-id",
+    vectors_topic="vectors-id",
+)
 QUERY_COUNT = 8
 TOP_K = 5
 
@@ -41,7 +57,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 def search(content: Content, query: npt.NDArray[np.float32], nprobe: int) -> Expected:
     """Searches `content` by sorting every row of the probed clusters."""
     clusters = probe(content.centroids, query[None, :], nprobe)[0]
-    rows = np.concatenate([content.clusters[cluster] for cluster in clusters])
+    zero_clusters = range(len(content.centroids), len(content.clusters))
+    rows = np.concatenate([content.clusters[cluster] for cluster in (*clusters, *zero_clusters)])
     vectors = content.vectors[rows].astype(np.float64)
     scores = vectors @ query.astype(np.float64)
     best = np.lexsort((rows, -scores))[:TOP_K]
@@ -61,15 +78,33 @@ def make_sample(folder: Path, variant: str) -> None:
     """Writes the sample `variant` into `folder`, which must not exist."""
     folder.mkdir()
     vector_dtype = VARIANTS[variant]
-    content = make_content(row_counts=(3, 0, 60, 16, 16, 20), dimension=60, corpus=7, seed=7)
+    row_counts = (3, 0, 60, 16, 16, 20)
+    if variant == "v2-base":
+        row_counts += (9,)
+    content = make_content(row_counts=row_counts, dimension=60, corpus=7, seed=7)
     stored = content.vectors.astype(vector_dtype).astype(np.float32)
-    content = replace(content, vectors=stored)
-    write_index(folder, content, vector_dtype=vector_dtype)  # type: ignore[arg-type]
+    content = replace(content, vectors=stored, centroids=content.centroids[:6])
+    if variant == "v2-base":
+        write_base(folder, content)
+    else:
+        write_index(folder, content, vector_dtype=vector_dtype)  # type: ignore[arg-type]
     queries = normalised(np.random.default_rng(8).standard_normal((QUERY_COUNT, 60)))
     expected = [search(content, query, 1 + number % 6) for number, query in enumerate(queries)]
     (folder / EXPECTED_NAME).write_bytes(
         msgspec.json.format(msgspec.json.encode(expected), indent=1) + b"\n"
     )
+
+
+def write_base(folder: Path, content: Content) -> None:
+    """Writes a saved base, with documents of two passages, and one of three."""
+    manifest = write_index(folder, content, base=BASE)
+    keys = [f"doc-{number}".encode() for number in range(len(content.vectors) // 2)]
+    counts = np.full(len(keys), 2, np.uint32)
+    counts[0] += len(content.vectors) % 2
+    entries = entries_of(b"".join(map(digest_of, keys)), counts)
+    write_document_keys(folder, [entries])
+    files = manifest.files | {DOCUMENT_KEYS_NAME: entry_of(folder / DOCUMENT_KEYS_NAME)}
+    write_manifest(folder, msgspec.structs.replace(manifest, files=files))
 
 
 if __name__ == "__main__":

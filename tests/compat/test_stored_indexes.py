@@ -10,15 +10,18 @@ import pytest
 
 from carpool.codes.codec import CODEC
 from carpool.codes.int4 import Encoder
+from carpool.digest import digest_of
 from carpool.disk.centroids import probe, write_centroids
+from carpool.disk.document_keys import DOCUMENT_KEYS_NAME, DocumentKeys, write_document_keys
 from carpool.disk.document_rows import read_document_rows, write_document_rows
 from carpool.disk.documents import DocumentStore, DocumentWriter
 from carpool.disk.extent_table import write_extents
 from carpool.disk.extents import plan_extents
 from carpool.disk.index import OpenIndex, open_index
+from carpool.disk.manifest import read_manifest
 from carpool.disk.rotation import read_rotation, write_rotation
 from carpool.disk.segments import SegmentWriter
-from tests.compat.make import EXPECTED_NAME, SAMPLES, VARIANTS, Expected
+from tests.compat.make import BASE, EXPECTED_NAME, SAMPLES, VARIANTS, Expected
 from tests.disk.helpers import read_one
 
 SCORE_TOLERANCE = 1e-6
@@ -34,7 +37,7 @@ def search(index: OpenIndex, expected: Expected) -> tuple[list[int], list[float]
     """Clusters, scores and rows of the best, from what lies on disk."""
     query = np.array(expected.query, dtype=np.float32)
     clusters = probe(index.centroids, query[None, :], expected.nprobe)[0].tolist()
-    read = [read_one(index, cluster) for cluster in clusters]
+    read = [read_one(index, cluster) for cluster in (*clusters, *index.manifest.zero_clusters)]
     rows = np.concatenate([cluster.rows for cluster in read])
     scores = np.concatenate([cluster.vectors for cluster in read]) @ query
     best = np.lexsort((rows, -scores))[: len(expected.scores)]
@@ -57,6 +60,14 @@ def test_a_stored_index_is_read_and_finds_what_it_found(variant: str) -> None:
             )
     finally:
         index.close()
+
+
+def test_a_stored_base_says_what_it_is_and_which_passages_a_document_has() -> None:
+    manifest = read_manifest(SAMPLES / "v2-base")
+    assert (manifest.base, manifest.zero_clusters) == (BASE, (6,))
+    keys = DocumentKeys.open(SAMPLES / "v2-base", manifest)
+    assert keys.passages_of(digest_of(b"doc-0")) == range(2)
+    assert keys.passages_of(digest_of(b"doc-7")) == range(14, 16)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -84,7 +95,7 @@ def test_what_is_stored_is_written_today_as_the_same_bytes(tmp_path: Path, varia
         layout=index.layout,
         build_id=manifest.build_id,
         extents=extents,
-        encoder=next((Encoder(codes, index.centroids, rotation) for codes in layouts), None),
+        encoder=next((Encoder(codes, index.scan_centroids, rotation) for codes in layouts), None),
     )
     for extent in segments.remaining:
         segments.append(extent.cluster, read_one(index, extent.cluster).vectors)
@@ -98,6 +109,10 @@ def test_what_is_stored_is_written_today_as_the_same_bytes(tmp_path: Path, varia
             documents.append(document)
         documents.close()
     write_centroids(tmp_path, index.centroids)
+    if DOCUMENT_KEYS_NAME in manifest.files:
+        keys = DocumentKeys.open(index.dir, manifest)
+        keys.check()
+        write_document_keys(tmp_path, keys.chunks())
     index.close()
     old = [] if layouts else [name for name in manifest.files if name.startswith("codes-")]
     assert {path.name for path in tmp_path.iterdir()} == set(manifest.files) - set(old)

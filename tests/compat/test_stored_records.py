@@ -28,9 +28,11 @@ from schemas.record import Headers, Record, Source
 from schemas.retrieval import Retrieval
 from schemas.topics import (
     ANSWERS,
+    BASES,
     BATCHES,
     CANCELS,
     DEAD_LETTER_MARKS,
+    DOCUMENTS,
     GROUPS,
     PARTIAL_ANSWERS,
     QUERIES,
@@ -38,9 +40,12 @@ from schemas.topics import (
     RETRIES,
     RETRIEVAL_DRAFTS,
     RETRIEVALS,
+    VECTORS,
 )
 from tests.records import (
+    a_base,
     a_batch,
+    a_document,
     a_failure,
     a_group,
     a_grouped_query,
@@ -49,6 +54,7 @@ from tests.records import (
     a_retrieval,
     an_answer,
     some_hits,
+    some_vectors,
 )
 
 FOLDER = Path(__file__).parent / "v1-records"
@@ -61,6 +67,9 @@ STORED = (
     PARTIAL_ANSWERS.name,
     CANCELS.name,
     BATCHES.name,
+    DOCUMENTS.name,
+    VECTORS.name,
+    BASES.name,
     DEAD_LETTER_MARKS.name,
 )
 WITHOUT_SCHEMA = (RETRIES.name, QUERIES_DEAD.name)
@@ -92,6 +101,9 @@ def sample_of(topic: str) -> Record:
             query_id="q-1", generation_id="g-1", seq=3, text="In 1889"
         ),
         BATCHES.name: a_batch,
+        DOCUMENTS.name: a_document,
+        VECTORS.name: some_vectors,
+        BASES.name: a_base,
         CANCELS.name: lambda: Cancel(query_id="q-1", source=ORIGIN),
         DEAD_LETTER_MARKS.name: lambda: DeadLetterMark(
             letter=ORIGIN, action="replayed", marked_us=WRITTEN_US

@@ -9,7 +9,7 @@ from carpool.kafka.acls import READS, SERVICES, WRITES
 from schemas.topics import RETRY_TOPICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "upgrading.md"
-ORDER = re.compile(r"Restart the (\w+)s, then the (\w+)s, then the (\w+)s")
+ORDER = re.compile(r"Restart the (\w+)s, then the (\w+)s, then the (\w+)s, then the (\w+)s")
 
 
 def test_every_reader_is_upgraded_before_its_writers_except_for_retries() -> None:

@@ -110,7 +110,7 @@ def test_three_brokers_differ_in_what_must_differ_and_everybody_knows_all_of_the
         assert brokers[name]["cap_drop"] == ["ALL"] and "mem_limit" in brokers[name]
     assert len({it["ports"][0]["published"] for it in brokers.values()}) == 3
     everywhere = ",".join(f"{name}:9092" for name in brokers)
-    for name in ("topics", "grouper", "searcher", "generator"):
+    for name in ("topics", "grouper", "searcher", "generator", "indexer"):
         assert environment(parsed[name])["CARPOOL_KAFKA_BOOTSTRAP"] == everywhere
     assert set(parsed["topics"]["depends_on"]) == set(brokers)
 
@@ -168,13 +168,13 @@ def test_prometheus_finds_every_replica_of_every_service_by_its_name() -> None:
         for each in job.get("dns_sd_configs", ())
         for name in each["names"]
     }
-    ours = {"grouper", "searcher", "generator"}
+    ours = {"grouper", "searcher", "generator", "indexer"}
     assert ours <= services().keys()
     assert found == dict.fromkeys(ours, ("A", 9464))
     assert not any(services()[name].get("container_name") for name in ours)
 
 
-@pytest.mark.parametrize("name", ["topics", "index", "grouper", "searcher", "generator"])
+@pytest.mark.parametrize("name", ["topics", "index", "grouper", "searcher", "generator", "indexer"])
 def test_the_environment_of_a_service_is_settings_that_fit(name: str) -> None:
     given = {
         variable: str(value).partition(":-")[2].rstrip("}") if "${" in str(value) else str(value)

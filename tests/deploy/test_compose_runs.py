@@ -98,7 +98,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield made
 
 
-@pytest.mark.parametrize("name", ["grouper", "searcher", "generator"])
+@pytest.mark.parametrize("name", ["grouper", "searcher", "generator", "indexer"])
 def test_a_service_becomes_ready_by_its_own_health_check_and_ends_on_sigterm(
     stack: Stack, name: str
 ) -> None:

@@ -158,11 +158,11 @@ def test_pods_are_named_members_and_settings_are_those_of_the_compose_stack() ->
 def test_an_upgrade_applies_one_part_after_the_other_by_its_label() -> None:
     parts = [
         (it["kind"], it["metadata"]["name"])
-        for part in ("topics", "generator", "searcher", "grouper")
+        for part in ("topics", "generator", "searcher", "grouper", "indexer")
         for it in built(FOLDER)
         if it["metadata"]["labels"].get("carpool/service") == part
     ]
-    services = ("generator", "searcher", "grouper")
+    services = ("generator", "searcher", "grouper", "indexer")
     wanted = [("StatefulSet", f"carpool-{name}") for name in services]
     assert parts == [("Job", "carpool-topics"), *wanted]
 

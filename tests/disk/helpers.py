@@ -15,16 +15,18 @@ import numpy.typing as npt
 from carpool.codes.int4 import Encoder, code_layout
 from carpool.disk.centroids import centroids_fingerprint, write_centroids
 from carpool.disk.checked_file import PAGE_BYTES
+from carpool.disk.document_keys import DOCUMENT_KEYS_NAME, DocumentKeys
 from carpool.disk.document_rows import documents_of_places, write_document_rows
-from carpool.disk.documents import Document, DocumentWriter
+from carpool.disk.documents import DocumentWriter, Passage
 from carpool.disk.extent_table import write_extents
 from carpool.disk.extents import plan_extents
 from carpool.disk.files import file_crc32
 from carpool.disk.index import OpenIndex, files_of, open_index
-from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
+from carpool.disk.manifest import FORMAT, ZERO_CLUSTER, FileEntry, Manifest, write_manifest
 from carpool.disk.pages import ClusterRows, PageLayout, VectorDtype, choose_layout, dense
 from carpool.disk.rotation import random_rotation, write_rotation
 from carpool.disk.segments import SegmentWriter, build_id_of, read_cluster
+from indexer.write import digest_of_id, write_keys
 
 Float32 = npt.NDArray[np.float32]
 ROW_COUNTS = (3, 0, 100, 16, 16, 40, 1)
@@ -41,12 +43,15 @@ def open_files_under(folder: Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """An index's content. vectors: (n, dim); clusters: rows of each; centroids: (nlist, dim)."""
+    """An index's content. vectors: (n, dim); clusters: rows of each; centroids: (nlist, dim).
+
+    One cluster more than centroids: the last one is the zero cluster.
+    """
 
     vectors: Float32
     clusters: tuple[npt.NDArray[np.int64], ...]
     centroids: Float32
-    documents: tuple[Document, ...]
+    documents: tuple[Passage, ...]
 
 
 def normalised(rows: npt.NDArray[np.floating]) -> Float32:
@@ -69,7 +74,7 @@ def make_content(
     order = numbers.permutation(row_count)
     clusters = tuple(np.sort(part) for part in np.split(order, np.cumsum(row_counts)[:-1]))
     documents = tuple(
-        Document(
+        Passage(
             f"doc-{corpus}-{row:03d}",
             "" if row % 3 else f"Title {row:03d}",
             "".join(chr(97 + int(letter)) for letter in text.integers(0, 26, 20 + row % 40)),
@@ -115,7 +120,9 @@ def write_index(
     rotation = random_rotation(dimension, 0)
     encoder = None
     if has_codes:
-        encoder = Encoder(code_layout(dimension), content.centroids, rotation)
+        zeros = np.zeros((len(counts) - len(content.centroids), dimension), np.float32)
+        centroids = np.concatenate([content.centroids, zeros])
+        encoder = Encoder(code_layout(dimension), centroids, rotation)
     extents = plan_extents(layout, counts, segment_bytes_max=segment_bytes_max)
     build_id = build_id_of(
         repr(layout).encode(),
@@ -139,12 +146,14 @@ def write_index(
     for document in content.documents:
         documents.append(document)
     documents.close()
+    write_keys(folder, b"".join(digest_of_id(document.doc_id) for document in content.documents))
     manifest = Manifest(
         format=FORMAT,
+        requires=(ZERO_CLUSTER,) if len(counts) > len(content.centroids) else (),
         index_version=f"v-{build_id:016x}",
         dimension=dimension,
         metric="inner_product",
-        nlist=len(content.clusters),
+        nlist=len(content.centroids),
         codes=() if encoder is None else (encoder.layout,),
         vector_dtype=vector_dtype,
         page_bytes=layout.page_bytes,
@@ -157,7 +166,8 @@ def write_index(
         row_count=len(content.vectors),
         nprobe_default=2,
     )
-    files = {name: segments.get(name) or entry_of(folder / name) for name in files_of(manifest)}
+    names = [DOCUMENT_KEYS_NAME, *files_of(manifest)]
+    files = {name: segments.get(name) or entry_of(folder / name) for name in names}
     manifest = msgspec.structs.replace(manifest, files=files, **changes)
     write_manifest(folder, manifest)
     return manifest
@@ -181,11 +191,12 @@ def read_one(index: OpenIndex, cluster: int) -> ClusterRows:
     return dense(pages)
 
 
-def read_everything(folder: Path) -> tuple[list[ClusterRows], list[Document]]:
+def read_everything(folder: Path) -> tuple[list[ClusterRows], list[Passage]]:
     """Opens an index and reads every cluster and every document, as services do."""
     index = open_index(folder)
     try:
-        clusters = [read_one(index, cluster) for cluster in range(index.manifest.nlist)]
+        clusters = [read_one(index, extent.cluster) for extent in index.extents]
+        DocumentKeys.open(folder, index.manifest)
         if codes := index.open_codes():
             for file in codes.files:
                 file.read(0, file.page_count * PAGE_BYTES)
@@ -195,6 +206,6 @@ def read_everything(folder: Path) -> tuple[list[ClusterRows], list[Document]]:
         index.close()
 
 
-def as_bytes(clusters: Sequence[ClusterRows], documents: Sequence[Document]) -> list[object]:
+def as_bytes(clusters: Sequence[ClusterRows], documents: Sequence[Passage]) -> list[object]:
     """What was read, in a form that can be compared."""
     return [*((c.cluster, c.vectors.tobytes(), c.rows.tobytes()) for c in clusters), *documents]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from carpool.disk.document_keys import DOCUMENT_KEYS_NAME
 from carpool.disk.manifest import MANIFEST_NAME, Manifest
 from schemas.record import ClusterId
 from schemas.retrieval import Retrieval
@@ -24,7 +25,8 @@ SEARCHES = 30
 def seeded_flips(folder: Path, manifest: Manifest, count: int) -> list[tuple[str, int, int]]:
     """File, position and change: every file in turn."""
     numbers = np.random.default_rng(SEED)
-    names = [MANIFEST_NAME, *manifest.files]
+    # A search reads no table of documents.
+    names = [MANIFEST_NAME, *(name for name in manifest.files if name != DOCUMENT_KEYS_NAME)]
     chosen = [names[number % len(names)] for number in range(count)]
     return [
         (name, int(numbers.integers((folder / name).stat().st_size)), int(numbers.integers(1, 256)))

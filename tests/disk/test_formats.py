@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.disk.centroids import probe
-from carpool.disk.documents import DOCUMENTS_NAME, Document, DocumentStore, DocumentWriter
+from carpool.disk.documents import DOCUMENTS_NAME, DocumentStore, DocumentWriter, Passage
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError, CorruptionError
@@ -67,8 +67,8 @@ def test_documents_come_back_in_the_order_that_was_asked_for(tmp_path: Path) -> 
 def test_a_document_above_the_limit_is_not_written(tmp_path: Path) -> None:
     writer = DocumentWriter(tmp_path, 1)
     with pytest.raises(ValueError, match="at most"):
-        writer.append(Document("big", "", "x" * (16 << 20)))
-    writer.append(Document("large", "", "x" * (15 << 20)))
+        writer.append(Passage("big", "", "x" * (16 << 20)))
+    writer.append(Passage("large", "", "x" * (15 << 20)))
     writer.close()
     with DocumentStore(tmp_path, 1, 1) as store:
         assert store.get([0])[0].doc_id == "large"
@@ -103,8 +103,8 @@ def test_probing_refuses_no_probes_and_a_wrong_dimension() -> None:
 
 
 def test_documents_are_stored_with_metadata_and_without_the_field(tmp_path: Path) -> None:
-    plain = Document("a", "A", "text a")
-    rich = Document("b", "B", "text b", {"url": "https://b.example", "n": [1, {"deep": None}]})
+    plain = Passage("a", "A", "text a")
+    rich = Passage("b", "B", "text b", {"url": "https://b.example", "n": [1, {"deep": None}]})
     for number, documents in enumerate(([plain], [plain, rich])):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -41,7 +41,7 @@ def build_index(
     documents: int = 400,
     nlist: int = 16,
     name: str = "doc",
-    has_codes: bool = False,
+    has_codes: bool = True,
 ) -> Path:
     """Builds an index of generated passages; returns its folder.
 
@@ -54,7 +54,7 @@ def build_index(
             text = " ".join(rng.choice(WORDS) for _ in range(30))
             body = {"id": f"{name}-{number}", "title": f"Passage {number}", "text": text}
             file.write(json.dumps(body) + "\n")
-    rows_min = 1 if has_codes else IndexerSettings().code_rows_min
+    rows_min = 1 if has_codes else 1 << 40
     config = IndexerConfig(
         embedding=EmbeddingSettings(model=MODEL),
         indexer=IndexerSettings(threads=1, code_rows_min=rows_min),

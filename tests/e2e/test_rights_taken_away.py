@@ -20,7 +20,7 @@ import pytest
 from bench.core.stack import ServiceProcess, Stack
 from carpool.kafka.acls import SERVICES, Acl, Role, acls_of
 from carpool.testing.llm_server import LlmServer
-from schemas.topics import ANSWERS, QUERIES, QUERIES_BATCH
+from schemas.topics import ANSWERS, DOCUMENTS, QUERIES, QUERIES_BATCH
 from tests.e2e import test_secure_brokers as secure
 from tests.e2e.support import MODEL, Publisher, read_to_end
 from tests.rig.secure_kafka import SecureKafkaServer
@@ -65,7 +65,10 @@ class Running:
         }
 
     def ask(self) -> None:
-        """A question of each class, a workflow, and a query that becomes a dead letter."""
+        """A question of each class, a workflow, a document, and dead letters of both."""
+        documents = f"{secure.PREFIX}.{DOCUMENTS.name}"
+        for value in (b"text", b"{"):
+            assert self._publisher.send(documents, value, key="document") is None
         for topic, more in (
             (QUERIES, {}),
             (QUERIES_BATCH, {}),

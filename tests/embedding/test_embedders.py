@@ -196,14 +196,14 @@ def test_equal_texts_of_a_call_and_of_later_calls_are_embedded_once_and_get_equa
     assert model.calls == [["ada", "bell"], ["curie"]]
 
 
-def test_the_least_recently_used_text_leaves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "TEXTS_MAX", 2)
+def test_the_least_recently_used_text_leaves_the_cache() -> None:
     model = Model()
-    embedder = CachedEmbedder(model)
+    embedder = CachedEmbedder(model, texts_max=2)
     assert embedder.encode(["ada", "bell", "curie"]).shape == (3, 8)  # more than it keeps
     for text in ("bell", "darwin", "bell", "curie"):
         embedder.encode([text])
     assert model.calls == [["ada", "bell", "curie"], ["darwin"], ["curie"]]
+    assert embedder.computed == 5
 
 
 def test_after_a_failure_each_text_is_embedded_again() -> None:

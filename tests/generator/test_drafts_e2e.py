@@ -35,7 +35,7 @@ def services(broker: str, folder: Path, llm: LlmServer, **more: str) -> Stack:
     }
     return Stack(
         bootstrap=broker,
-        index_dir=build_index(folder),
+        index_dir=build_index(folder, has_codes=False),  # searches with codes send no drafts
         work_dir=folder,
         settings=settings | more,
         llm_url=llm.url,

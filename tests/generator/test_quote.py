@@ -76,7 +76,7 @@ def test_of_a_long_sentence_the_part_that_fits_is_quoted() -> None:
     text = "listen port\n" * 50 + "the timeout\n\nseconds\n" + "listen  port" * 50
     chosen = quote_of("which timeout?", ("T", text), chars_max=24)
     assert chosen is not None
-    assert text[chosen.start : chosen.end] == "the timeout\n\nseconds"
+    assert text[chosen.start : chosen.end] == "the timeout"
 
 
 def test_only_the_beginning_of_a_long_passage_is_read() -> None:

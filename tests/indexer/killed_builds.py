@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.verify import verify_index
+from tests.indexer.deaths import StepCount
 
 CONFIG = IndexerConfig(
     embedding=EmbeddingSettings(model="hashing:16"),
@@ -35,7 +35,6 @@ CONFIG = IndexerConfig(
 # Small enough for several segments, written in several passes.
 indexer.build.SHARD_ROWS = 32
 indexer.build.SEGMENT_BYTES_MAX = 4096 * 4
-STEPS = ("fsync", "replace", "unlink", "rmdir")
 
 
 class LifeClock:
@@ -53,41 +52,21 @@ class LifeClock:
         return 0
 
 
-def count_steps(on_step: Callable[[], None]) -> None:
-    """Calls `on_step` before each change that the file system keeps."""
-    for name in STEPS:
-        real = getattr(os, name)
-
-        def step(*args: Any, real: Any = real, **kwargs: Any) -> Any:
-            on_step()
-            return real(*args, **kwargs)
-
-        setattr(os, name, step)
-
-
 def live(request: BuildRequest, life: int, kill_at: int | None) -> tuple[int | None, int]:
     """Runs one life; returns its exit code (None: killed) and the steps that it took."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        taken = 0
-
-        def on_step() -> None:
-            nonlocal taken
-            taken += 1
-            if taken == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
+        steps = StepCount(kill_at)
         try:
-            count_steps(on_step)
             build_index(request, CONFIG, LifeClock(life), SilentProgress())
-            os.write(writing, str(taken).encode())
+            os.write(writing, str(steps.taken).encode())
             os._exit(0)
         except ConfigError as error:
-            os.write(writing, f"{taken} {error}".encode())
+            os.write(writing, f"{steps.taken} {error}".encode())
             os._exit(2)
         except BaseException as error:
-            os.write(writing, f"{taken} {error!r}".encode())
+            os.write(writing, f"{steps.taken} {error!r}".encode())
             os._exit(1)
     os.close(writing)
     with os.fdopen(reading) as stream:

@@ -155,7 +155,7 @@ def test_an_index_with_fewer_segments_replaces_one_with_more(tmp_path: Path) -> 
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
     assert build(corpus, index_dir, **SEGMENTS).manifest.segment_count == 4
     assert build(corpus, index_dir, CONFIG, force=True).manifest.segment_count == 1
-    assert {path.name for path in index_dir.iterdir()} == {*index_files(1), MANIFEST_NAME}
+    assert {path.name for path in index_dir.iterdir()} == {*index_files(1, ["int4"]), MANIFEST_NAME}
 
 
 def test_float16_vectors_are_those_of_the_model_rounded_in_pages_of_half_the_size(

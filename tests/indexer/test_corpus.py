@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from carpool.errors import ConfigError
 from indexer.corpus import METADATA_BYTES_MAX, CorpusReader, bounded_metadata, file_sha256
 from indexer.plan.state import LineProblem
@@ -23,7 +23,7 @@ def reader_of(path: Path, line_bytes_max: int = 400, **fields: str) -> CorpusRea
     return CorpusReader(path, passage_bytes_max=60, line_bytes_max=line_bytes_max, fields=fields)
 
 
-def read(path: Path, line_bytes_max: int = 400) -> list[Document | LineProblem]:
+def read(path: Path, line_bytes_max: int = 400) -> list[Passage | LineProblem]:
     return list(reader_of(path, line_bytes_max))
 
 
@@ -61,11 +61,11 @@ def test_a_bad_line_is_told_with_its_number_and_the_ones_around_it_are_taken(
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(GOOD + b"\n\n" + bad + b"\n" + line(id="z", text="last") + b"\n")
     first, problem, last = read(path)
-    assert first == Document("a", "T", "x", {"k": [1]})
+    assert first == Passage("a", "T", "x", {"k": [1]})
     assert isinstance(problem, LineProblem)
     assert problem.line == 3
     assert says in problem.why
-    assert last == Document("z", "", "last")
+    assert last == Passage("z", "", "last")
 
 
 HALF = "half of a surrogate pair became U+FFFD"
@@ -75,28 +75,28 @@ NOT_FINITE = "a number that is not finite became null"
 @pytest.mark.parametrize(
     ("odd", "fields", "taken", "note"),
     [
-        (line(_id="b", text="x"), {}, Document("b", "", "x"), "`id` is read from `_id`"),
-        (line(id="b", contents="x"), {}, Document("b", "", "x"), "`text` is read from `contents`"),
-        (line(id=7, _id="b", text="x"), {}, Document("7", "", "x"), None),
-        (line(id=7.5, text="x"), {}, Document("7.5", "", "x"), None),
+        (line(_id="b", text="x"), {}, Passage("b", "", "x"), "`id` is read from `_id`"),
+        (line(id="b", contents="x"), {}, Passage("b", "", "x"), "`text` is read from `contents`"),
+        (line(id=7, _id="b", text="x"), {}, Passage("7", "", "x"), None),
+        (line(id=7.5, text="x"), {}, Passage("7.5", "", "x"), None),
         (
             line(id="b", text="x", docid=3, body="y", head="z"),
             {"id": "docid", "text": "body", "title": "head"},
-            Document("3", "z", "y"),
+            Passage("3", "z", "y"),
             None,
         ),
-        (b'{"id":"\\ud83db","text":"x"}', {}, Document("\ufffdb", "", "x"), HALF),
-        (b'{"id":"b","text":"\\ude00 \\ud83d\\ude00"}', {}, Document("b", "", "\ufffd 😀"), HALF),
+        (b'{"id":"\\ud83db","text":"x"}', {}, Passage("\ufffdb", "", "x"), HALF),
+        (b'{"id":"b","text":"\\ude00 \\ud83d\\ude00"}', {}, Passage("b", "", "\ufffd 😀"), HALF),
         (
             b'{"id":"b","text":"x","metadata":{"a":NaN,"b":[-Infinity,1e400],"c":1.5}}',
             {},
-            Document("b", "", "x", {"a": None, "b": [None, None], "c": 1.5}),
+            Passage("b", "", "x", {"a": None, "b": [None, None], "c": 1.5}),
             NOT_FINITE,
         ),
     ],
 )
 def test_an_odd_line_is_taken_and_what_was_made_of_it_is_counted(
-    tmp_path: Path, odd: bytes, fields: dict[str, str], taken: Document, note: str | None
+    tmp_path: Path, odd: bytes, fields: dict[str, str], taken: Passage, note: str | None
 ) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(odd + b"\n")
@@ -109,7 +109,7 @@ def test_an_id_may_have_512_bytes_and_no_more(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(line(id="i" * 512, text="x") + b"\n" + line(id="i" * 513, text="x"))
     fits, problem = read(path, line_bytes_max=10_000)
-    assert isinstance(fits, Document)
+    assert isinstance(fits, Passage)
     assert isinstance(problem, LineProblem)
     assert "513 bytes" in problem.why
 
@@ -117,13 +117,13 @@ def test_an_id_may_have_512_bytes_and_no_more(tmp_path: Path) -> None:
 def test_gzip_is_known_by_its_content_and_not_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(gzip.compress(GOOD + b"\r\n" + line(id="b", text="y")))
-    assert read(path) == [Document("a", "T", "x", {"k": [1]}), Document("b", "", "y")]
+    assert read(path) == [Passage("a", "T", "x", {"k": [1]}), Passage("b", "", "y")]
 
 
 def test_a_byte_order_mark_blank_lines_and_a_missing_last_newline_are_fine(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\n  \n\n" + line(id="b", title=None, text="y"))
-    assert read(path) == [Document("a", "T", "x", {"k": [1]}), Document("b", "", "y")]
+    assert read(path) == [Passage("a", "T", "x", {"k": [1]}), Passage("b", "", "y")]
 
 
 def test_a_line_of_just_the_limit_is_taken_and_a_huge_one_is_passed_over(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_line_of_just_the_limit_is_taken_and_a_huge_one_is_passed_over(tmp_pat
     too_long, good, last = read(path, line_bytes_max=len(GOOD))
     assert isinstance(too_long, LineProblem)
     assert too_long.line == 1
-    assert isinstance(good, Document)
+    assert isinstance(good, Passage)
     assert isinstance(last, LineProblem)
     assert last.line == 3
 
@@ -171,7 +171,7 @@ def test_a_foreign_format_is_named_with_the_remedy(
     command = str(refused.value).rpartition("file: ")[2]
     if shutil.which(command.split()[0]) and "iconv" not in command and len(content) > 10:
         subprocess.run(command, shell=True, check=True)
-        assert read(tmp_path / "corpus.jsonl") == [Document("a", "T", "x", {"k": [1]})]
+        assert read(tmp_path / "corpus.jsonl") == [Passage("a", "T", "x", {"k": [1]})]
 
 
 def test_a_corpus_that_is_missing_or_a_folder_is_an_error(tmp_path: Path) -> None:
@@ -202,6 +202,6 @@ def test_metadata_that_cannot_be_stored_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(b'{"id":"a","text":"x","metadata":{"n":' + b"9" * 30 + b',"m":2}}\n')
     (found,) = read(path)
-    assert found == Document("a", "", "x", {"m": 2})
+    assert found == Passage("a", "", "x", {"m": 2})
     assert bounded_metadata({}) is None
     assert bounded_metadata(None) is None

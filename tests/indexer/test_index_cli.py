@@ -67,6 +67,10 @@ def test_stats_speak_to_people_and_to_programs(built: Path) -> None:
 
 
 def test_codes_are_made_for_an_index_without_any_and_it_is_whole(built: Path) -> None:
+    corpus = str(built.parent / "c.jsonl")
+    options = ["--model", "hashing:16", "--force", "--set", "indexer.code_rows_min=1000"]
+    done = runner.invoke(app, ["build", corpus, "--out", str(built), *options])
+    assert "none: queries are searched exactly" in done.stdout, done.output
     made = runner.invoke(app, ["codes", str(built)])
     assert made.exit_code == 0, made.output
     assert "whole: 120 rows" in runner.invoke(app, ["verify", str(built)]).stdout
@@ -107,11 +111,14 @@ def test_options_reach_the_build(tmp_path: Path) -> None:
     assert said["notes"]["`text` is read from `contents`"] == 2
     index = said["index"]
     assert (index["nlist"], index["dimension"], index["vector_dtype"]) == (2, 8, "float16")
-    assert index["codes"] == []  # two passages are few
+    assert index["codes"] == ["int4"]
     assert isinstance(build("a", *named).exception, ConfigError)
-    forced = build("a", *named, "--force", "--set", "indexer.code_rows_min=0")
-    assert json.loads(forced.stdout)["index"]["codes"] == ["int4"]
-    assert "int4" in runner.invoke(app, ["stats", str(tmp_path / "a")]).stdout
+    forced = build("a", *named, "--force", "--set", "indexer.code_rows_min=3")
+    assert json.loads(forced.stdout)["index"]["codes"] == []
+    assert (
+        "none: queries are searched exactly"
+        in runner.invoke(app, ["stats", str(tmp_path / "a")]).stdout
+    )
     for options, says in (
         (("--set", "indexer.memory_bytes=0"), "memory_bytes"),
         (("--vector-dtype", "float64"), "vector_dtype"),
@@ -119,6 +126,17 @@ def test_options_reach_the_build(tmp_path: Path) -> None:
         refused = build("b", *named, *options).exception
         assert isinstance(refused, ConfigError) and says in str(refused)
     assert build("b", *named, "--seed", str(2**31)).exit_code == 2
+
+
+def test_an_empty_index_is_built_without_a_corpus(tmp_path: Path) -> None:
+    command = ["build", "--out", str(tmp_path / "i"), "--model", "hashing:8"]
+    for wrong in (command, [*command, "--empty", "c.jsonl"]):
+        assert "either a CORPUS, or --empty" in str(runner.invoke(app, wrong).exception)
+    done = runner.invoke(app, [*command, "--empty", "--json", "--vector-dtype", "float16"])
+    index = json.loads(done.stdout)["index"]
+    assert (index["row_count"], index["dimension"], index["vector_dtype"]) == (0, 8, "float16")
+    again = runner.invoke(app, [*command, "--empty", "--force"])
+    assert again.exit_code == 0 and "0 of dimension 8" in again.stdout
 
 
 # ---- an index that is made the newest: a new version, and nothing else

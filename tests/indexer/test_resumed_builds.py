@@ -14,7 +14,7 @@ from carpool.disk.manifest import MANIFEST_NAME
 from carpool.disk.segments import SegmentWriter
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
-from indexer import write
+from indexer import clustering
 from indexer.settings import IndexerConfig, IndexerSettings
 from tests.indexer.builds import SEGMENTS, Stop, interrupted, rows_of, same_but_time, stop_at
 from tests.indexer.helpers import CONFIG, build, write_corpus
@@ -83,7 +83,7 @@ def test_centroids_assignment_and_finished_segments_are_never_made_again(
     names = sorted(path.name for path in finished.glob("*.seg"))
     assert names == [segment_name(0), segment_name(1)]
     for name in ("train_centroids", "assign_rows"):
-        stop_at(monkeypatch, write, name, 1)
+        stop_at(monkeypatch, clustering, name, 1)
     appended: list[int] = []
     real = SegmentWriter.append
 
@@ -97,7 +97,7 @@ def test_centroids_assignment_and_finished_segments_are_never_made_again(
     assert appended == [6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("name", [write.CENTROIDS_NAME, write.ROWS_NAME])
+@pytest.mark.parametrize("name", [clustering.CENTROIDS_NAME, clustering.ROWS_NAME])
 def test_saved_work_that_was_damaged_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -121,11 +121,11 @@ def test_another_layout_goes_on_from_the_assignment_and_leaves_nothing_of_the_ol
         stop_at(patch, SegmentWriter, "append", 10)
         build(corpus, index_dir, **SEGMENTS, nlist=10)
     for name in ("train_centroids", "assign_rows"):
-        stop_at(monkeypatch, write, name, 1)
+        stop_at(monkeypatch, clustering, name, 1)
     larger = IndexerConfig(
         embedding=CONFIG.embedding,
         indexer=IndexerSettings(threads=1, memory_bytes=12288, vector_dtype="float16"),
     )
     manifest = build(corpus, index_dir, larger, nlist=10).manifest
     assert (manifest.segment_count, manifest.vector_dtype) == (1, "float16")
-    assert {path.name for path in index_dir.iterdir()} == {*index_files(1), MANIFEST_NAME}
+    assert {path.name for path in index_dir.iterdir()} == {*index_files(1, ["int4"]), MANIFEST_NAME}

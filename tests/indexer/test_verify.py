@@ -19,7 +19,7 @@ from indexer.stats import index_stats
 from indexer.verify import verify_index
 from tests.indexer.helpers import build, write_corpus
 
-NAMES = index_files(2)
+NAMES = index_files(2, ["int4"])
 
 
 @pytest.fixture

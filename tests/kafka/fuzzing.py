@@ -19,25 +19,31 @@ from schemas.record import ClusterId, Headers, Record, Source
 from schemas.retrieval import Probe
 from schemas.topics import (
     ANSWERS,
+    BASES,
     BATCHES,
     CANCELS,
     DEAD_LETTER_MARKS,
+    DOCUMENTS,
     GROUPS,
     PARTIAL_ANSWERS,
     QUERIES,
     QUERIES_DEAD,
     RETRIES,
     RETRIEVALS,
+    VECTORS,
 )
 from tests.clocks import NOW_US
 from tests.records import (
+    a_base,
     a_batch,
+    a_document,
     a_group,
     a_grouped_query,
     a_query,
     a_retrieval,
     an_answer,
     some_hits,
+    some_vectors,
 )
 
 HERE = Source(topic=QUERIES.name, partition=2, offset=99, timestamp_ms=1_700_000_000_000)
@@ -139,6 +145,20 @@ def real_records() -> dict[str, list[Raw]]:
         ],
         CANCELS.name: [raw(Cancel(query_id="q", source=HERE))],
         BATCHES.name: [raw(a_batch())],
+        DOCUMENTS.name: [
+            raw(a_document()),
+            Raw(b'{"text": "A text.", "metadata": {"url": "u"}}', ()),
+            Raw("Où était-ce ?".encode(), (("content-type", b"text/plain"),)),
+        ],
+        VECTORS.name: [raw(some_vectors())],
+        BASES.name: [raw(a_base())],
+        DOCUMENTS.name: [
+            raw(a_document()),
+            Raw(b'{"text": "A text.", "metadata": {"url": "u"}}', ()),
+            Raw("Où était-ce ?".encode(), (("content-type", b"text/plain"),)),
+        ],
+        VECTORS.name: [raw(some_vectors())],
+        BASES.name: [raw(a_base())],
         QUERIES_DEAD.name: [Raw(b"{", letter)],
         DEAD_LETTER_MARKS.name: [raw(DeadLetterMark(letter=HERE, action="replayed", marked_us=5))],
     }

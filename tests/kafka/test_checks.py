@@ -18,6 +18,8 @@ from carpool.kafka.standing import Standing
 from schemas.topics import (
     ANSWERS,
     CANCELS,
+    DOCUMENTS,
+    DOCUMENTS_DEAD,
     GROUPS,
     PARTIAL_ANSWERS,
     QUERIES,
@@ -25,6 +27,7 @@ from schemas.topics import (
     RETRIES,
     RETRIEVALS,
     TOPICS,
+    VECTORS,
     Topic,
 )
 
@@ -37,6 +40,7 @@ BROKER = {
 SINCE_3_7 = BROKER | {"telemetry.max.bytes": "1048576"}
 SETTINGS = KafkaSettings()
 AT = TopicPartition(QUERIES.name, 0)
+OF_QUESTIONS = SERVICES[:3]
 
 
 def topic_facts(topic: Topic, partitions: int = 4, replicas: int = 3, **config: str) -> TopicFacts:
@@ -188,13 +192,14 @@ def test_a_topic_with_fewer_partitions_than_lanes_stops_the_services_that_use_it
 @pytest.mark.parametrize(
     ("topic", "says", "services"),
     [
-        (QUERIES, "rag.queries.v1.dlq has 4 partitions and rag.queries.v1 has 5", SERVICES),
-        (RETRIES, "rag.queries.v1.dlq has 4 partitions and rag.retries.v1 has 5", SERVICES),
+        (QUERIES, "rag.queries.v1.dlq has 4 partitions and rag.queries.v1 has 5", OF_QUESTIONS),
+        (RETRIES, "rag.queries.v1.dlq has 4 partitions and rag.retries.v1 has 5", OF_QUESTIONS),
         (RETRIEVALS, "rag.answers.v1 has 4 partitions and rag.retrievals.v1 has 5", ["generator"]),
-        (CANCELS, "rag.retrievals.v1 has 4 partitions and rag.cancels.v1 has 5", SERVICES),
+        (CANCELS, "rag.retrievals.v1 has 4 partitions and rag.cancels.v1 has 5", OF_QUESTIONS),
         (GROUPS, "2 partitions, and kafka.lanes is 1", ["grouper", "searcher"]),
         (ANSWERS, "", []),
         (QUERIES_DEAD, "", []),
+        (DOCUMENTS_DEAD, "", []),
     ],
 )
 def test_partitions_that_are_added_to_one_topic_warn_the_services_that_use_it(
@@ -209,9 +214,27 @@ def test_partitions_that_are_added_to_one_topic_warn_the_services_that_use_it(
         assert any(says in each for each in deployment.warnings) == (service in services)
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_documents_and_vectors_of_other_numbers_of_partitions_stop_the_indexer(
+    service: str,
+) -> None:
+    more = facts(topics={DOCUMENTS.name: topic_facts(DOCUMENTS, 5)})
+    problems = judge(SETTINGS, "auto", TOPICS, more, service).problems
+    assert len(problems) == (service == "indexer")
+    assert all(
+        "rag.documents.v1 has 5 partitions and rag.vectors.v1 has 4" in each for each in problems
+    )
+
+
 @pytest.mark.parametrize(
     ("found", "says"),
     [
+        (changed(DOCUMENTS, cleanup_policy="compact,delete", retention_ms="1000"), "kept for ever"),
+        (changed(VECTORS, min_compaction_lag_ms="60000"), "min.compaction.lag.ms=3600000` mends"),
+        (
+            changed(VECTORS, message_timestamp_type="CreateTime"),
+            "message.timestamp.type=Create",
+        ),
         (facts(without=PARTIAL_ANSWERS), PARTIAL_ANSWERS.name),
         (
             PARTLY_GONE,

@@ -19,6 +19,7 @@ from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.sizes import record_bytes
+from cli.letters import letter_text
 from schemas.deadletter import DeadLetterMark
 from schemas.headers import ERROR_PREFIX
 from schemas.record import Headers
@@ -133,6 +134,13 @@ def test_a_letter_that_was_cut_has_16_kib_and_names_the_size_of_its_record() -> 
 
 def test_a_letter_of_a_record_that_could_not_be_unpacked_is_not_replayed() -> None:
     assert not read(letter_of(None, reason=a_reason("unreadable"))).is_whole
+
+
+def test_a_null_value_is_replayed_as_one_and_an_empty_value_is_none() -> None:
+    letters = [read(letter_of(value)) for value in (None, b"")]
+    assert [(each.is_null, each.is_whole) for each in letters] == [(True, True), (False, True)]
+    assert [replay_output(each).value for each in letters] == [None, b""]
+    assert "value, null" in letter_text(letters[0]).plain
 
 
 def test_forged_error_headers_are_ignored() -> None:

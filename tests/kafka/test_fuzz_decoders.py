@@ -18,6 +18,8 @@ from schemas.batch import Batch
 from schemas.cancel import Cancel
 from schemas.codec import decode, encode
 from schemas.deadletter import DeadLetterMark
+from schemas.document import Base, DocumentVectors
+from schemas.document_codec import decode_document
 from schemas.errors import REASONS, RecordError
 from schemas.group import Group
 from schemas.headers import ignored_retry_headers
@@ -26,15 +28,18 @@ from schemas.record import Headers, Record
 from schemas.retrieval import Retrieval
 from schemas.topics import (
     ANSWERS,
+    BASES,
     BATCHES,
     CANCELS,
     DEAD_LETTER_MARKS,
+    DOCUMENTS,
     GROUPS,
     PARTIAL_ANSWERS,
     QUERIES,
     QUERIES_DEAD,
     RETRIES,
     RETRIEVALS,
+    VECTORS,
 )
 from tests.clocks import NOW_US
 from tests.kafka.fuzzing import HERE, Mutator, Raw, real_records
@@ -48,6 +53,8 @@ KINDS: dict[str, type[Record]] = {
     PARTIAL_ANSWERS.name: PartialAnswer,
     CANCELS.name: Cancel,
     BATCHES.name: Batch,
+    VECTORS.name: DocumentVectors,
+    BASES.name: Base,
     DEAD_LETTER_MARKS.name: DeadLetterMark,
 }
 REAL = real_records()
@@ -92,7 +99,7 @@ def check_refusal(message: Message, error: RecordError) -> None:
     unit = a_unit(1, a_query(), message)
     outputs = QueryEnds("generator").refused(unit, error, group="g", now_us=NOW_US).outputs
     letter = outputs[0]
-    assert letter.value == (message.value or b"")
+    assert letter.value == message.value
     assert letter.headers[: len(message.headers)] == ignored_retry_headers(message.headers)
     read = read_letter(message_of(Raw(letter.value, letter.headers), QUERIES_DEAD.name))
     assert (read.reason, read.errors["offset"]) == (error.reason, str(origin_of(message).offset))
@@ -116,6 +123,18 @@ def check_internal_record(topic: str, raw: Raw) -> str:
     return "taken"
 
 
+def check_document(raw: Raw) -> str:
+    try:
+        _, document = decode_document(b"id", raw.value, raw.headers)
+    except RecordError as error:
+        assert error.reason in REASONS and str(error)
+        return error.reason
+    assert document is not None
+    value, headers = encode(document, event_id="e", source="s", time_us=NOW_US)
+    assert decode_document(b"id", value, headers)[1] == document, "what was taken can travel on"
+    return "taken"
+
+
 def check_letter(raw: Raw) -> str:
     """Any record of a dead-letter topic can be shown and replayed."""
     letter = read_letter(message_of(raw, QUERIES_DEAD.name))
@@ -130,6 +149,8 @@ def check_letter(raw: Raw) -> str:
 def check(topic: str, raw: Raw) -> str:
     if topic in (QUERIES.name, RETRIES.name):
         return check_query_record(raw, topic)
+    if topic == DOCUMENTS.name:
+        return check_document(raw)
     return check_letter(raw) if topic == QUERIES_DEAD.name else check_internal_record(topic, raw)
 
 
@@ -154,7 +175,7 @@ def test_the_records_are_good_before_they_are_mutated(topic: str) -> None:
 
 def test_a_mutated_record_is_accepted_or_refused_with_a_reason() -> None:
     outcomes = fuzz(3_000, seed=SEED)
-    for topic in (QUERIES.name, RETRIES.name, *KINDS):
+    for topic in (QUERIES.name, RETRIES.name, DOCUMENTS.name, *KINDS):
         assert len(outcomes[topic]) > 4, f"mutations of {topic} reach only {outcomes[topic]}"
 
 

@@ -88,7 +88,7 @@ ONE_OF_EACH = {step.partition(".")[0]: step for step in STEPS}.values()
 SUBMITTED = "carpool.loop.work_observer:WorkObserver.finished"
 WITHOUT_QUERY: dict[str, Callable[..., bool]] = {
     "searcher.passages.passage_reader:PassageReader.read": lambda *_: True,
-    "searcher.cluster_major_executor:ClusterMajorExecutor._score": lambda *_: True,
+    "searcher.codes.executor:CodesExecutor._score": lambda *_: True,
 }
 
 
@@ -232,7 +232,7 @@ def test_an_exception_of_the_search_thread_ends_all_that_it_searches_after_their
     index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = Pipeline(index, {})
-    step = "searcher.cluster_major_executor:ClusterMajorExecutor._score"
+    step = "searcher.codes.executor:CodesExecutor._score"
     inject(monkeypatch, step, times=10**6)
     assert asked(pipeline) <= 2 * TRIES
     pipeline.stop()

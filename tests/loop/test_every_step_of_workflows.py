@@ -83,7 +83,7 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_index(tmp_path_factory.mktemp("kinds"), documents=60, nlist=4, has_codes=True)
+    return build_index(tmp_path_factory.mktemp("kinds"), documents=60, nlist=4)
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_a_record_with_forged_numbers_ends_and_no_service_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch)
-    index = build_index(tmp_path, documents=60, nlist=4, has_codes=True)
+    index = build_index(tmp_path, documents=60, nlist=4)
     pipeline, rng, made = Pipeline(index, {}), random.Random(SEED), 0
     for number, wishes in enumerate(ASKED):
         pipeline.publish({"query_id": f"q-{number}", "text": question(rng)} | wishes)

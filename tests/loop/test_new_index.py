@@ -12,9 +12,12 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.disk.manifest import is_newer, read_manifest
+from carpool.embedding import EmbeddingSettings
+from indexer.empty import build_empty
+from indexer.settings import IndexerConfig
 from indexer.write import promote
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIES
-from tests.e2e.support import build_index
+from tests.e2e.support import MODEL, build_index
 from tests.loop.pipeline import Pipeline
 from tests.waiting import wait_until
 
@@ -148,3 +151,13 @@ def test_an_older_index_that_is_made_the_newest_replaces_a_newer_one(
     pipeline.stop()
     assert answered_sources(pipeline) == [(each, QUERIES.name, 1, "ok") for each in ids]
     assert groups_of(pipeline, again) == len(ids)
+
+
+def test_a_question_about_an_empty_index_is_answered_without_passages(tmp_path: Path) -> None:
+    config = IndexerConfig(embedding=EmbeddingSettings(model=MODEL))
+    build_empty(tmp_path / "empty", config, SystemClock())
+    pipeline = Pipeline(tmp_path / "empty", {})
+    ids = publish(pipeline)
+    pipeline.turn(lambda: len(pipeline.broker.records(ANSWERS.name)) == len(ids))
+    pipeline.stop()
+    assert sorted(pipeline.answered()) == [(each, "ok", ()) for each in ids]

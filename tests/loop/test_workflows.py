@@ -54,7 +54,7 @@ STEPS_OF = {
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_index(tmp_path_factory.mktemp("workflows"), documents=60, nlist=4, has_codes=True)
+    return build_index(tmp_path_factory.mktemp("workflows"), documents=60, nlist=4)
 
 
 @pytest.fixture

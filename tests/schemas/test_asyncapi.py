@@ -15,7 +15,7 @@ from carpool.kafka.acls import READS, WRITES
 from schemas.codec import PASSED_ON, encode
 from schemas.headers import RETRY_HEADERS
 from schemas.record import Record
-from schemas.topics import ANSWERS, BATCHES, RETRIEVALS, TOPICS, Topic
+from schemas.topics import ANSWERS, BASES, BATCHES, DOCUMENTS, RETRIEVALS, TOPICS, VECTORS, Topic
 from tests.records import a_retrieval, an_answer
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
@@ -65,8 +65,10 @@ def test_operations_are_those_of_the_topics_that_applications_use() -> None:
         *(("receive", topic.name) for topic in WRITES["application"]),
         *(("send", topic.name) for topic in READS["application"]),
     ]
-    # Only Carpool's own commands use it, with the rights of an application.
-    application = [each for each in application if each[1] != BATCHES.name]
+    # Only Carpool's own commands use them, with the rights of an application.
+    ours = {BATCHES.name, VECTORS.name, BASES.name}
+    ours_to_read = {("send", DOCUMENTS.name)}
+    application = [each for each in application if each[1] not in ours and each not in ours_to_read]
     assert used == {(action, name.replace(".", "-")) for action, name in application}
     assert {name for name, tag in tags.items() if tag == "application"} == {it for _, it in used}
     assert set(tags.values()) == {"application", "internal"}

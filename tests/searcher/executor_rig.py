@@ -84,7 +84,10 @@ class Running(Searching):
             for query, probes in zip(queries, clusters, strict=True)
         )
         foreseen = {ClusterId(cluster): windows for cluster, windows in (horizon or {}).items()}
-        self.executor.join(SearchGroup(searches=searches, window=object(), horizon=foreseen))
+        group = SearchGroup(
+            searches=tuple(self.seeing(searches)), window=object(), horizon=foreseen
+        )
+        self.executor.join(group)
         return tuple(search.key for search in searches)
 
     def bytes_read(self, *purposes: str) -> float:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from carpool.clock import SystemClock
 from carpool.codes.row_mask import READ_BYTES, RowMask
+from carpool.corpus.assign import assign
 from carpool.disk.centroids import probe
 from carpool.disk.document_rows import documents_of_places
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from carpool.disk.extent_table import read_extents
 from carpool.disk.extents import SEGMENT_BYTES_MAX, ClusterExtent, segment_name
 from carpool.disk.manifest import Manifest
@@ -100,23 +101,28 @@ def write_index(
     vectors: Float32,
     centroids: Float32,
     *,
-    documents: Iterable[Document] | None = None,
+    documents: Iterable[Passage] | None = None,
     segment_bytes_max: int = SEGMENT_BYTES_MAX,
     has_codes: bool = False,
+    has_zero_cluster: bool = False,
     **given: Any,
 ) -> SmallIndex:
     """Writes an index in which each row is in the cluster of its nearest centroid. What is stored
-    rounds `vectors`. `has_codes`: it has codes.
+    rounds `vectors`. `has_codes`: it has codes. `has_zero_cluster`: far rows are in that.
     """
     assigned = probe(centroids, vectors, 1)[:, 0].astype(np.int64)
+    if has_zero_cluster:
+        assigned = assign(vectors, centroids)
     if documents is None:
         documents = (
-            Document(doc_id=f"d{row}", title=f"Title {row}", text=f"The text of row {row}.")
+            Passage(doc_id=f"d{row}", title=f"Title {row}", text=f"The text of row {row}.")
             for row in range(len(vectors))
         )
     content = Content(
         vectors=vectors,
-        clusters=tuple(np.flatnonzero(assigned == one) for one in range(len(centroids))),
+        clusters=tuple(
+            np.flatnonzero(assigned == one) for one in range(len(centroids) + has_zero_cluster)
+        ),
         centroids=centroids,
         documents=tuple(documents),
     )

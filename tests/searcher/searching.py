@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from carpool.codes.row_mask import RowMask
 from carpool.telemetry.metrics import Metrics
+from schemas.document import Corpus
 from searcher.build import SearchPlane
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.local import SearchThread
+from searcher.snapshot import Snapshot
 from tests.waiting import WAIT_S
 
 
@@ -18,14 +21,18 @@ class Searching:
     def __init__(self, plane: SearchPlane, metrics: Metrics) -> None:
         self.executor = plane.executor
         self.metrics = metrics
+        self._snapshot: Snapshot | None = None
         self._thread = SearchThread(plane)
 
     def search(self, searches: Sequence[Search]) -> dict[int, SearchResult | None]:
-        self.executor.join(SearchGroup(searches=tuple(searches)))
+        self.executor.join(SearchGroup(searches=tuple(self.seeing(searches))))
         return self.take(len(searches))
 
     def hide_all_but(self, mask: RowMask) -> None:
-        self.executor.mask = mask
+        self._snapshot = Snapshot(corpus=Corpus(base="b"), mask=mask)
+
+    def seeing(self, searches: Sequence[Search]) -> list[Search]:
+        return [replace(each, snapshot=each.snapshot or self._snapshot) for each in searches]
 
     def take(self, count: int) -> dict[int, SearchResult | None]:
         taken = [self._thread.take(WAIT_S) for _ in range(count)]

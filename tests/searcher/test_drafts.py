@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.clock import SystemClock
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from schemas.query import Generation
 from searcher.drafts import DRAFT_HITS_MAX, DraftRecords
 from searcher.executor import SearchDraft
@@ -86,9 +86,9 @@ def test_a_passage_is_read_once_while_it_stays_in_the_drafts(index: SmallIndex) 
     read: list[int] = []
 
     class Reader:
-        def read(self, rows: list[list[int]]) -> list[tuple[int, list[Document]]]:
+        def read(self, rows: list[list[int]]) -> list[tuple[int, list[Passage]]]:
             read.extend(rows[0])
-            return [(0, [Document(doc_id=f"d{row}", title="", text="t") for row in rows[0]])]
+            return [(0, [Passage(doc_id=f"d{row}", title="", text="t") for row in rows[0]])]
 
     records, group = DraftRecords(), make_group(index, questions(1), nprobe=NPROBE)
     for done, rows in enumerate(([3, 5], [3, 5, 7], [7, 5], [3, 7]), 1):

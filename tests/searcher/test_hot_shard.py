@@ -211,13 +211,13 @@ def test_a_scan_that_ends_after_it_was_given_up_is_ignored(
         taken = shard_scans.take(HOT[:1])
         vector = index.centroids[HOT[0]]
         shard_scans.scan(Scan(key=0, vector=vector, clusters=taken, count=5))
-        assert not shard_scans.advance(None, may_scan=True)
+        assert not shard_scans.advance(may_scan=True)
         clock.sleep(TIMEOUT_US)
-        (lost,) = shard_scans.advance(None, may_scan=True)
+        (lost,) = shard_scans.advance(may_scan=True)
         assert (lost.key, lost.lacking) == (0, HOT[:1]) and not both.shard.is_open
         both.device.may_scan.set()
         wait_until(lambda: not shard_scans._ended.empty())
-        assert not shard_scans.advance(None, may_scan=True)
+        assert not shard_scans.advance(may_scan=True)
         shard_scans.close()
     waker.close()
 

@@ -20,9 +20,9 @@ from carpool.disk.documents import (
     DOCUMENTS_NAME,
     ENTRY_BYTES,
     OFFSETS_NAME,
-    Document,
     DocumentStore,
     DocumentWriter,
+    Passage,
 )
 from carpool.errors import CorruptionError, ReadError, RetryableError
 from carpool.telemetry.metrics import Metrics
@@ -37,7 +37,7 @@ from tests.seed import SEED
 PAGE = 4096
 BUILD_ID = 7
 
-Found = dict[int, list[Document] | ReadError]
+Found = dict[int, list[Passage] | ReadError]
 
 
 def write_documents(folder: Path, texts_bytes: Sequence[int], seed: int = 1) -> None:
@@ -46,7 +46,7 @@ def write_documents(folder: Path, texts_bytes: Sequence[int], seed: int = 1) -> 
     writer = DocumentWriter(folder, BUILD_ID)
     for number, size_bytes in enumerate(texts_bytes):
         text = letters.integers(97, 123, size_bytes, np.uint8).tobytes().decode()
-        writer.append(Document(doc_id=f"d{number}", title=f"Title {number}", text=text))
+        writer.append(Passage(doc_id=f"d{number}", title=f"Title {number}", text=text))
     writer.close()
 
 

@@ -41,7 +41,7 @@ def score_pages(
     """All of one cluster, for queries at slots 0, 1, ..."""
     every = np.arange(len(queries))
     batch = QueryBatch(every, queries)
-    return scan.scan([Scoring(pages, every)], batch, floors, top_ks, mask)
+    return scan.scan([Scoring(pages, every, mask)], batch, floors, top_ks)
 
 
 def best_by_query(candidates: Candidates, top_ks: list[int]) -> list[list[tuple[float, int]]]:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from carpool.disk.documents import Document
+from carpool.disk.documents import Passage
 from carpool.errors import DeploymentError, RetryableError
 from carpool.origins import index_wanted, origin_of, read_query
 from schemas.group import GroupedSearch
@@ -164,7 +164,7 @@ def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_s
 
 def test_a_retrieval_that_its_topic_would_not_take_is_refused_in_words(tmp_path: Path) -> None:
     vectors = normalised(np.random.default_rng(2).standard_normal((6, 4)))
-    documents = [Document(doc_id=f"d{row}", title="long", text="x" * 1_000_000) for row in range(6)]
+    documents = [Passage(doc_id=f"d{row}", title="long", text="x" * 1_000_000) for row in range(6)]
     large = write_index(
         tmp_path / "index", vectors, normalised(np.ones((1, 4))), documents=documents
     )

@@ -171,7 +171,7 @@ class CommitPlanner:
             if not progress.is_live(done.parts):
                 revoked.append(heapq.heappop(heap).done)
                 continue
-            size_bytes += sum(len(output.value) for output in done.outputs)
+            size_bytes += sum(len(output.value or b"") for output in done.outputs)
             if count and dones_max is not None and size_bytes > bytes_max:
                 break
             self._open.append(heapq.heappop(heap))

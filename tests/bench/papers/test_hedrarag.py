@@ -57,7 +57,7 @@ def test_no_text_is_written_sooner_than_the_measured_server_writes_it() -> None:
 
 
 def test_a_batch_runs_the_programs_and_answers_each_question_once(tmp_path: Path) -> None:
-    index = build_index(tmp_path, documents=60, nlist=4, has_codes=True)
+    index = build_index(tmp_path, documents=60, nlist=4)
     questions = [
         Question(id=f"{name}-{at}", text=f"Question {at}?", workflow=name)
         for name in FIVE

@@ -1,0 +1,28 @@
+"""Which cluster a fresh row is in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from carpool.arrays import Float32, Int64
+
+FAR = 1.0 + 1e-3
+"""The largest squared distance from a centroid for which the margin of codes holds, and rounding.
+
+(`carpool.codes.margin`; a row of an empty base is at distance 1 from its centroid, which is zero.)
+"""
+
+
+def assign(vectors: Float32, centroids: Float32) -> Int64:
+    """Returns the cluster of each row: (n, dim), (nlist, dim) float32 -> (n,) int64.
+
+    It is that of the largest inner product, as in a build; the *zero cluster*, `nlist`, for a row
+    that is far from its centroid.
+    """
+    products = vectors @ centroids.T
+    clusters = products.argmax(axis=1)
+    rows = np.arange(len(vectors))
+    lengths = np.einsum("nd,nd->n", vectors, vectors)
+    squares = np.einsum("nd,nd->n", centroids, centroids)[clusters]
+    distances = lengths + squares - 2 * products[rows, clusters]
+    return np.where(distances > FAR, len(centroids), clusters)

@@ -1,0 +1,286 @@
+"""Reads `rag.vectors.v1` behind a base, on a thread of its own, and folds it (ADR 0031).
+
+It reads by itself, without a consumer group: whoever folds has all documents. It reads
+`rag.bases.v1`, too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+import structlog
+
+from carpool.clock import Clock
+from carpool.corpus.bases import Bases, is_announcement
+from carpool.corpus.fold import OLD_MS, Fold
+from carpool.disk.manifest import is_newer
+from carpool.errors import CarpoolError, ConfigError, RecordError, RetryableError
+from carpool.kafka.records import Message, TopicPartition
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_ids import TopicIds
+from carpool.kafka.topic_reader import TopicReader, is_final
+from schemas.codec import decode
+from schemas.document import Base, DocumentVectors
+from schemas.record import Source
+from schemas.topics import BASES, DOCUMENTS, VECTORS
+
+_log = structlog.get_logger(__name__)
+
+PUBLISH_S = 0.02
+"""Shortest time between two snapshots: each copies masks and lists of blocks."""
+RECORDS = 500
+"""Records that are folded between two looks at the clock."""
+RETRY_S = 1.0
+ANEW = (
+    "Stop searchers and indexers; delete rag.vectors.v1, rag.bases.v1 and the consumer group of "
+    "the indexer; run `carpool topics create`; start with the first index, or an empty one"
+)
+"""What to do where the logs and a base do not fit any more."""
+CONFIG = {
+    "auto.offset.reset": "error",  # what the base does not have must be there
+    "fetch.wait.max.ms": 100,
+}
+
+
+class Folded(Protocol):
+    """What folds the records. Called by the thread of the follower alone."""
+
+    def add(self, key: bytes, record: DocumentVectors, source: Source, *, is_old: bool) -> bool:
+        """Folds a record; False where there is no room for it now: nothing changed.
+
+        Raises `RecordError` for a record that no indexer of this corpus writes.
+        """
+        ...
+
+    def publish(self) -> bool:
+        """Uses what was folded; False while the state is behind."""
+        ...
+
+
+class CorpusFollower:
+    """See the module. `start` and `close` are for one thread, the rest for any."""
+
+    def __init__(
+        self,
+        corpus: Folded,
+        fold: Fold,
+        base: Base,
+        kafka: KafkaSettings,
+        clock: Clock,
+    ) -> None:
+        """`fold`: that of `corpus`. `base`: with what it begins.
+
+        A partition is read from its beginning if `base` does not say from where.
+        """
+        self._corpus = corpus
+        self._fold = fold
+        self._base = base
+        self._topic = base.topic
+        self._bases = Bases()
+        self.is_save_wanted = False
+        """Whether somebody has asked for a base since the last one was announced."""
+        self._kafka = kafka
+        self._clock = clock
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="corpus", daemon=True)
+        self._ends: dict[int, int] = {}  # that a partition must reach before searches begin
+        self._next: dict[int, int] = {}  # offset of the next record, by partition
+        self._waiting: deque[Message] = deque()  # read, and not folded
+        self._ends_read: dict[int, int] = {}  # ends that come after them, by partition
+        self.ends_of_documents: dict[int, int] | None = {}
+        self.full = ""
+        """What to do where there is no room, in words."""
+        self.vectors_topic = ""
+        """The id of `rag.vectors.v1`, once it is read; "" from brokers without."""
+        self._missing = "the documents that came after the base are being read"
+        self._trouble = ""
+        self._is_changed = True
+
+    @property
+    def newer_base(self) -> Base | None:
+        """The base that was announced after this one; None: this is the current one."""
+        current = self._bases.current
+        if current is None or current.name == self._base.name:
+            return None
+        return None if is_newer(self._base.index_version, current.index_version) else current
+
+    def start(self) -> None:
+        """Begins to read."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread. Blocks for up to a second."""
+        self._closing.set()
+        self._thread.join(1.0)
+
+    def not_ready(self) -> str:
+        """Returns why searches cannot begin, in words; "" when they can."""
+        return f"{self._missing}. {self._trouble}".removesuffix(". ") if self._missing else ""
+
+    def notes(self) -> str:
+        """Returns why no more documents are found, in words; "" while they are."""
+        return "" if self._missing else self._trouble
+
+    def touch(self) -> None:
+        """Lets `Folded.publish` be called, also if nothing has changed."""
+        self._is_changed = True
+
+    def ask_for_ends(self) -> None:
+        """Asks for the ends of `rag.documents.v1`, which `ends_of_documents` then has."""
+        self.ends_of_documents = None
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._follow()
+            except RetryableError as error:
+                self._say(str(error))
+                self._closing.wait(RETRY_S)
+            except (CarpoolError, RecordError) as error:
+                self._say(
+                    f"no more documents are read, and searches go on at the position that they "
+                    f"have: {error}"
+                )
+                _log.error("the corpus stands still", error=str(error))
+                return
+            except Exception as error:
+                self._say("no more documents are read: a defect of Carpool, please report the log")
+                _log.exception("the corpus stands still", error=str(error))
+                return
+
+    def _say(self, trouble: str) -> None:
+        self._trouble = trouble
+
+    def _follow(self) -> None:
+        """Reads until the follower is closed."""
+        with TopicReader(
+            self._kafka, self._clock, name="corpus", config=CONFIG, outlives_topics=False
+        ) as reader:
+            self._begin(reader)
+            next_s = 0.0
+            while not self._closing.is_set():
+                self._read(reader)
+                if self.ends_of_documents is None:
+                    self._ask_for_ends()
+                if self._is_changed and time.monotonic() >= next_s:
+                    self._publish()
+                    next_s = time.monotonic() + PUBLISH_S
+
+    def _begin(self, reader: TopicReader) -> None:
+        """Places the reader behind what was folded, and notes the ends that there are now."""
+        self.vectors_topic = TopicIds(self._kafka).now([VECTORS.name]).get(VECTORS.name, "")
+        if self._base.vectors_topic not in ("", self.vectors_topic):
+            raise ConfigError(f"{VECTORS.name} is not the topic that the base was saved of. {ANEW}")
+        starts = dict[TopicPartition, int]()
+        for at in reader.partitions(VECTORS.name):
+            low, high = reader.bounds(at)
+            start = self._next.get(at.partition, self._base.vectors.get(at.partition, low))
+            if not low <= start <= high:
+                raise ConfigError(
+                    f"{at.topic}[{at.partition}] has records {low} to {high}, and the base ends at "
+                    f"{start}: the topic was made again, or lost records. {ANEW}"
+                )
+            starts[at] = self._next[at.partition] = start
+            self._ends[at.partition] = high
+            self._fold.begin(at.partition)
+        if lacking := self._base.vectors.keys() - self._next.keys():
+            raise ConfigError(f"{VECTORS.name} has no partition {min(lacking)}, which the base has")
+        self._waiting.clear()
+        self._ends_read.clear()
+        self._bases, self.is_save_wanted = Bases(), False
+        of_bases = {at: reader.bounds(at)[0] for at in reader.partitions(BASES.name)}
+        reader.add(starts | of_bases)
+        self._reach(self._next)
+
+    def _read(self, reader: TopicReader) -> None:
+        if not self._waiting:
+            batch = reader.poll(RECORDS, PUBLISH_S)
+            if batch.passed_over:
+                at, offset = next(iter(batch.passed_over.items()))
+                raise ConfigError(
+                    f"a record of {at.topic}[{at.partition}] before {offset} cannot be unpacked. "
+                    + ANEW
+                )
+            for error in filter(is_final, batch.errors):
+                raise reader.unreadable(next(iter(reader.partitions(VECTORS.name))), error)
+            for message in batch.messages:
+                if message.source.topic == BASES.name:
+                    self._hear(message)
+                else:
+                    self._waiting.append(message)
+            ends = {at: offset for at, offset in batch.ends.items() if at.topic != BASES.name}
+            self._ends_read |= {at.partition: offset for at, offset in ends.items()}
+        self._fold_waiting()
+        if not self._waiting and self._ends_read:
+            for partition, offset in self._ends_read.items():
+                self._next[partition] = max(self._next[partition], offset)
+                self._fold.reached_end(partition)
+            self._reach(self._ends_read)
+            self._ends_read.clear()
+
+    def _hear(self, message: Message) -> None:
+        """A base was announced, or is asked for."""
+        if not is_announcement(message):
+            self.is_save_wanted = True
+        elif self._bases.announced(decode(Base, message.value, message.headers)):
+            self.is_save_wanted = False
+
+    def _fold_waiting(self) -> None:
+        """Folds what was read, as far as there is room."""
+        now_ms = self._clock.now_us() // 1_000
+        while self._waiting:
+            message = self._waiting[0]
+            if not self._add(message, now_ms):
+                self._say(self.full)
+                self._closing.wait(RETRY_S)
+                return
+            self._waiting.popleft()
+            self._trouble = ""
+            self._is_changed = True
+            self._next[message.source.partition] = message.source.offset + 1
+        self._reach(self._next)
+
+    def _add(self, message: Message, now_ms: int) -> bool:
+        """Folds a record. Raises `ConfigError` for one that no indexer of this corpus writes."""
+        source = message.source
+        try:
+            record = decode(DocumentVectors, message.value, message.headers)
+            if self._topic and record.topic != self._topic:
+                raise RecordError(
+                    "invalid_value",
+                    f"it is of another topic rag.documents.v1, which was made again. {ANEW}",
+                )
+            is_old = source.timestamp_ms < now_ms - OLD_MS
+            added = self._corpus.add(message.key or b"", record, source, is_old=is_old)
+        except RecordError as error:
+            raise ConfigError(f"{source.place}: {error}") from error
+        self._topic = self._topic or record.topic
+        return added
+
+    def _ask_for_ends(self) -> None:
+        """An open transaction hides what it is behind, so all records count."""
+        config = {"isolation.level": "read_uncommitted"}
+        with TopicReader(self._kafka, self._clock, name="corpus-ends", config=config) as reader:
+            self.ends_of_documents = {
+                at.partition: reader.bounds(at)[1] for at in reader.partitions(DOCUMENTS.name)
+            }
+
+    def _reach(self, partitions: Iterable[int]) -> None:
+        """Notes the partitions that have reached the end that they had at the start."""
+        for partition in partitions:
+            if partition in self._ends and self._next[partition] >= self._ends[partition]:
+                del self._ends[partition]
+                self._fold.reached_end(partition)
+        if self._missing and not self._ends and self._corpus.publish():
+            self._missing, self._is_changed = "", False
+            _log.info("the documents after the base were read", position=str(self._fold.position))
+
+    def _publish(self) -> None:
+        if not self._missing and self._corpus.publish():
+            self._is_changed = False

@@ -1,0 +1,1 @@
+"""How do files become documents? They are read, compared with the log, and put."""

@@ -1,0 +1,70 @@
+"""Asks for a base, and waits until the indexer has saved it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+
+from carpool.clock import Clock
+from carpool.corpus.bases import is_announcement
+from carpool.errors import RetryableError
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import TopicReader
+from producers.build_query import SOURCE_NAME, QueryRecord
+from producers.errors import PublishError
+from producers.publish_queries import Publisher
+from producers.settings import ClientSettings
+from schemas.codec import decode, encode
+from schemas.document import Base, BaseWanted
+from schemas.topics import BASES
+
+SILENT_S = 30.0
+"""After so long a note says what to look at."""
+
+
+def save_base(
+    kafka: KafkaSettings,
+    client: ClientSettings,
+    clock: Clock,
+    note: Callable[[str], object],
+    is_over: Callable[[], bool] = lambda: False,
+) -> Base | None:
+    """Returns the base that the indexer saves now; None: it `is_over` before. Blocks.
+
+    Raises `RetryableError` without brokers.
+    """
+    with TopicReader(kafka, clock, name="corpus-save") as reader:
+        reader.add({at: reader.bounds(at)[1] for at in reader.partitions(BASES.name)})
+        _ask(kafka, client, clock)
+        began_s, is_noted = time.monotonic(), False
+        while not is_over():
+            for message in reader.poll(10, 0.1).messages:
+                if is_announcement(message):
+                    return decode(Base, message.value, message.headers)
+            if not is_noted and time.monotonic() - began_s > SILENT_S:
+                is_noted = True
+                note(
+                    "no base was saved yet: a large corpus takes minutes; is an indexer running "
+                    "that has the index (`carpool status`)?"
+                )
+    return None
+
+
+def _ask(kafka: KafkaSettings, client: ClientSettings, clock: Clock) -> None:
+    event_id = str(uuid.uuid4())
+    value, headers = encode(
+        BaseWanted(asked_ms=clock.now_us() // 1_000),
+        event_id=event_id,
+        source=SOURCE_NAME,
+        time_us=clock.now_us(),
+    )
+    record = QueryRecord(topic=BASES.name, query_id=event_id, value=value, headers=headers)
+    errors = list[PublishError | None]()
+    publisher = Publisher(kafka, client)
+    publisher.send(record, lambda _, error: errors.append(error))
+    publisher.close(client.publish_timeout_ms / 1_000)
+    if not errors:
+        raise RetryableError("the brokers did not take the request for a base")
+    if errors[0] is not None:
+        raise errors[0]
