@@ -6,10 +6,12 @@ import numpy as np
 
 from carpool.arrays import Float32, Int64
 
-FAR = 1.0 + 1e-3
-"""The largest squared distance from a centroid for which the margin of codes holds, and rounding.
+FAR = 1.28
+"""The largest squared distance from a centroid for which the margin of codes holds for a row.
 
-(`carpool.codes.margin`; a row of an empty base is at distance 1 from its centroid, which is zero.)
+The error of a code is 0.106 / sqrt(dimension) times the distance, and the margin promises 0.12
+(`carpool.codes.margin`). From zero, a row has distance 1. Of a million passages of Wikipedia in
+4,000 clusters 3 % are far; beyond distance 1 there are 23 %.
 """
 
 

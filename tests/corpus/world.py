@@ -162,7 +162,7 @@ def own_clusters(vectors: Float32, centroids: Float32) -> Int64:
         return np.empty(0, np.int64)
     nearest = (vectors @ centroids.T).argmax(axis=1)
     distances = ((vectors - centroids[nearest]) ** 2).sum(axis=1)
-    return np.where(distances > 1.001, NLIST, nearest)
+    return np.where(distances > 1.28, NLIST, nearest)
 
 
 class Searcher:
