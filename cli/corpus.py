@@ -219,15 +219,29 @@ def _unknown(name: str) -> ConfigError:
 
 @app.command()
 @spread
-def save(as_json: JsonOption = False, *, sources: ClientArgs) -> None:
+def save(
+    retrain: Annotated[
+        bool,
+        typer.Option(
+            "--retrain",
+            help="With new centroids, for the documents of now. Restart groupers and searchers "
+            "afterwards.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+    *,
+    sources: ClientArgs,
+) -> None:
     """Save a base: an index of all documents that are indexed now.
 
     Searchers have documents that no base has in memory (searcher.fresh_bytes), and read them again
     when they start. The indexer saves a base when these take half of it; this command asks for one
-    now, and waits for it.
+    now, and waits for it. Centroids stay as they are; at twice the passages of their training, or
+    when more than 5 % are in the zero cluster (`carpool index stats`), --retrain makes searches
+    faster.
     """
     settings = sources.settings()
-    base = save_base(settings.kafka, settings.client, CLOCK, people().print)
+    base = save_base(settings.kafka, settings.client, CLOCK, people().print, retrain=retrain)
     assert base is not None, "nothing ends it earlier"
     if as_json:
         print_json(base)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from carpool.clock import Clock
+from carpool.corpus.base_folders import newest_dir
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.settings import IndexSettings
@@ -73,7 +74,7 @@ def load_work(
     Raises `ConfigError` where index, model and settings do not fit together, `CorruptionError` for
     damaged files.
     """
-    index_dir = Path(index.dir)
+    index_dir = newest_dir(Path(index.dir))
     manifest = read_manifest(index_dir)
     facts = index_facts(manifest, settings.nprobe)
     centroids = read_centroids(index_dir, manifest)

@@ -60,7 +60,7 @@ def build_service(
         )
 
     def build_stage(metrics: Metrics, clock: Clock) -> IndexerStage:
-        saver = BaseSaver(index_dir, fresh_bytes, kafka, metrics, clock)
+        saver = BaseSaver(index_dir, fresh_bytes, settings, kafka, metrics, clock)
         return IndexerStage(
             open_model=open_model,
             records=records,

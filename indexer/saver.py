@@ -32,7 +32,9 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from carpool.telemetry.metrics import Metrics
 from indexer.progress import ProgressReport
+from indexer.retrain import retrain
 from indexer.save import FreshDocument, save_base
+from indexer.settings import IndexerSettings
 from schemas.codec import decode, encode
 from schemas.document import Base, DocumentVectors, Position
 from schemas.record import Source
@@ -132,12 +134,14 @@ class BaseSaver:
         self,
         index_dir: Path,
         fresh_bytes: int,
+        settings: IndexerSettings,
         kafka: KafkaSettings,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         """`fresh_bytes`: what searchers have for fresh rows."""
         self._index_dir = index_dir
+        self._settings = settings
         self._limit_bytes = FULL_SHARE * fresh_bytes
         self._kafka = kafka
         self._metrics = metrics.indexer
@@ -188,7 +192,7 @@ class BaseSaver:
         try:
             while follower.newer_base is None and not closing.wait(LOOK_S):
                 self._metrics.fresh_bytes.set(fold.used_bytes)
-                is_due = fold.used_bytes >= self._limit_bytes or follower.is_save_wanted
+                is_due = fold.used_bytes >= self._limit_bytes or follower.wanted is not None
                 if follower.not_ready() or not is_due:
                     continue
                 counted.ask()
@@ -196,7 +200,7 @@ class BaseSaver:
                 while (cut := counted.taken()) is None and not closing.wait(LOOK_S / 10):
                     pass
                 if cut is not None:
-                    self._save(folder, facts, base, cut, closing, follower.vectors_topic)
+                    self._save(folder, facts, base, cut, closing, follower)
                     return
         finally:
             follower.close()
@@ -208,7 +212,7 @@ class BaseSaver:
         base: Base | None,
         cut: Cut,
         closing: threading.Event,
-        vectors_topic: str,
+        follower: CorpusFollower,
     ) -> None:
         """Saves a cut of the fold, and announces it."""
         began_us = self._clock.now_us()
@@ -219,11 +223,15 @@ class BaseSaver:
             position=cut.position,
             vectors=cut.vectors,
             topic=cut.topic,
-            vectors_topic=vectors_topic,
+            vectors_topic=follower.vectors_topic,
         )
         fresh = self._fresh(facts.vectors, cut, closing)
         progress = _UntilEnd(closing)
         manifest = save_base(folder, out_dir, saved, cut.hidden, fresh, self._clock, progress)
+        if follower.wanted is not None and follower.wanted.retrain and manifest.row_count:
+            merged, name, out_dir = out_dir, f"{name}-new", out_dir.with_name(f"{name}-new")
+            manifest = retrain(merged, out_dir, self._settings, self._clock, progress)
+            shutil.rmtree(merged)
         assert manifest.base is not None, "it was saved"
         now_us = self._clock.now_us()
         announced = Base(
@@ -234,7 +242,7 @@ class BaseSaver:
             position=cut.position,
             vectors=cut.vectors,
             topic=cut.topic,
-            vectors_topic=vectors_topic,
+            vectors_topic=follower.vectors_topic,
             rows=manifest.row_count,
             saved_ms=now_us // 1_000,
         )

@@ -135,9 +135,13 @@ class Corpus(Record, frozen=True, kw_only=True):
 
 
 class BaseWanted(Record, frozen=True, kw_only=True):
-    """Somebody asks for a base (`carpool corpus save`). The next one that is announced is it."""
+    """Somebody asks for a base (`carpool corpus save`). The next one that is announced is it.
+
+    `retrain`: it gets new centroids.
+    """
 
     asked_ms: NonNegative
+    retrain: bool = False
 
 
 class Base(Record, frozen=True, kw_only=True):

@@ -75,7 +75,11 @@ class BaseSwaps:
             base = opened.follower.newer_base
             if base is None or base.name in self._failed:
                 continue
-            if is_here(self._index_dir, base):
+            if base.index_version != opened.manifest.index_version:
+                self.trouble = (
+                    f"the base {base.name} has new centroids: restart groupers and searchers"
+                )
+            elif is_here(self._index_dir, base):
                 self.trouble = ""
                 self._swap(opened, base)
             else:

@@ -23,6 +23,16 @@ def bases_dir(index_dir: Path) -> Path:
     return parent if parent.name == BASES_FOLDER else index_dir / BASES_FOLDER
 
 
+def newest_dir(index_dir: Path) -> Path:
+    """Returns the folder of the newest centroids: of the index, or of a base that has new ones."""
+    newest, version = index_dir, read_manifest(index_dir).index_version
+    for manifest in sorted(bases_dir(index_dir).glob(f"*/{MANIFEST_NAME}")):
+        found = read_manifest(manifest.parent).index_version
+        if is_newer(found, version):
+            newest, version = manifest.parent, found
+    return newest
+
+
 def first_base(manifest: Manifest) -> Base:
     """Returns an index as a base that has no document of the log."""
     version = manifest.index_version

@@ -17,14 +17,13 @@ import structlog
 from carpool.clock import Clock
 from carpool.corpus.bases import Bases, is_announcement
 from carpool.corpus.fold import OLD_MS, Fold
-from carpool.disk.manifest import is_newer
 from carpool.errors import CarpoolError, ConfigError, RecordError, RetryableError
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_ids import TopicIds
 from carpool.kafka.topic_reader import TopicReader, is_final
 from schemas.codec import decode
-from schemas.document import Base, DocumentVectors
+from schemas.document import Base, BaseWanted, DocumentVectors
 from schemas.record import Source
 from schemas.topics import BASES, DOCUMENTS, VECTORS
 
@@ -81,8 +80,8 @@ class CorpusFollower:
         self._base = base
         self._topic = base.topic
         self._bases = Bases()
-        self.is_save_wanted = False
-        """Whether somebody has asked for a base since the last one was announced."""
+        self.wanted: BaseWanted | None = None
+        """What somebody has asked for since the last base was announced."""
         self._kafka = kafka
         self._clock = clock
         self._closing = threading.Event()
@@ -106,7 +105,7 @@ class CorpusFollower:
         current = self._bases.current
         if current is None or current.name == self._base.name:
             return None
-        return None if is_newer(self._base.index_version, current.index_version) else current
+        return None if self._base.index_version > current.index_version else current
 
     def start(self) -> None:
         """Begins to read."""
@@ -193,7 +192,7 @@ class CorpusFollower:
             raise ConfigError(f"{VECTORS.name} has no partition {min(lacking)}, which the base has")
         self._waiting.clear()
         self._ends_read.clear()
-        self._bases, self.is_save_wanted = Bases(), False
+        self._bases, self.wanted = Bases(), None
         of_bases = {at: reader.bounds(at)[0] for at in reader.partitions(BASES.name)}
         reader.add(starts | of_bases)
         self._reach(self._next)
@@ -227,9 +226,9 @@ class CorpusFollower:
     def _hear(self, message: Message) -> None:
         """A base was announced, or is asked for."""
         if not is_announcement(message):
-            self.is_save_wanted = True
+            self.wanted = decode(BaseWanted, message.value, message.headers)
         elif self._bases.announced(decode(Base, message.value, message.headers)):
-            self.is_save_wanted = False
+            self.wanted = None
 
     def _fold_waiting(self) -> None:
         """Folds what was read, as far as there is room."""

@@ -29,14 +29,16 @@ def save_base(
     clock: Clock,
     note: Callable[[str], object],
     is_over: Callable[[], bool] = lambda: False,
+    *,
+    retrain: bool = False,
 ) -> Base | None:
     """Returns the base that the indexer saves now; None: it `is_over` before. Blocks.
 
-    Raises `RetryableError` without brokers.
+    `retrain`: it gets new centroids. Raises `RetryableError` without brokers.
     """
     with TopicReader(kafka, clock, name="corpus-save") as reader:
         reader.add({at: reader.bounds(at)[1] for at in reader.partitions(BASES.name)})
-        _ask(kafka, client, clock)
+        _ask(kafka, client, clock, retrain)
         began_s, is_noted = time.monotonic(), False
         while not is_over():
             for message in reader.poll(10, 0.1).messages:
@@ -51,10 +53,10 @@ def save_base(
     return None
 
 
-def _ask(kafka: KafkaSettings, client: ClientSettings, clock: Clock) -> None:
+def _ask(kafka: KafkaSettings, client: ClientSettings, clock: Clock, retrain: bool) -> None:
     event_id = str(uuid.uuid4())
     value, headers = encode(
-        BaseWanted(asked_ms=clock.now_us() // 1_000),
+        BaseWanted(asked_ms=clock.now_us() // 1_000, retrain=retrain),
         event_id=event_id,
         source=SOURCE_NAME,
         time_us=clock.now_us(),
