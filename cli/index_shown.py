@@ -69,6 +69,9 @@ def print_stats(index_dir: Path, found: IndexStats) -> None:
         "passages a cluster": f"min {spread.min:,}, median {spread.p50:,}, p95 {spread.p95:,}, "
         f"max {spread.max:,}; skew {found.cluster_skew}",
     }
+    if found.far_rows:
+        share = found.far_rows / found.row_count
+        rows["far from all centroids"] = f"{found.far_rows:,} passages ({share:.1%})"
     if found.base is not None:
         rows["base"] = f"{found.base.name}, after {found.base.predecessor or 'none'}"
     rows |= {name: f"{size_bytes:,} bytes" for name, size_bytes in found.files_bytes.items()}

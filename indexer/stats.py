@@ -27,8 +27,9 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
     """An index in numbers.
 
     `cluster_skew`: the mean size of the cluster of a random passage, divided by the mean size of
-    all clusters; 1 if all are equal. `is_measured`: with questions, which chose `nprobe_default`.
-    `kernel`: what scans codes on this machine, and why it is NumPy where it is.
+    all clusters; 1 if all are equal. `far_rows`: those of the zero cluster. `is_measured`: with
+    questions, which chose `nprobe_default`. `kernel`: what scans codes on this machine, and why it
+    is NumPy where it is.
     """
 
     format: str
@@ -46,6 +47,7 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
     base: BaseFacts | None
     kernel: str
     cluster_rows: Spread
+    far_rows: int
     cluster_skew: float
     files_bytes: dict[str, int]
     size_bytes: int
@@ -79,6 +81,7 @@ def index_stats(index_dir: Path) -> IndexStats:
         base=manifest.base,
         kernel=kernel_in_use(),
         cluster_rows=Spread(min=low, p50=median, p95=high, max=top, mean=round(mean, 1)),
+        far_rows=sum(rows[manifest.nlist :]),
         cluster_skew=round(sum(count * count for count in rows) / len(rows) / mean**2, 2)
         if mean
         else 1.0,
