@@ -108,7 +108,7 @@ class DocumentCalls:
         have it, and the indexer takes it in. Raises `RecordError`, `PublishError`.
         """
         document = Document(
-            title=title,
+            title=title or None,
             metadata=None if metadata is None else dict(metadata),
             text=text,
             passages=tuple(map(_passage, passages)),

@@ -6,6 +6,7 @@ It reads by itself, without a consumer group: whoever folds has all documents. I
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -271,11 +272,13 @@ class CorpusFollower:
             }
 
     def _reach(self, partitions: Iterable[int]) -> None:
-        """Notes the partitions that have reached the end that they had at the start."""
+        """Notes the partitions that have reached the end that they had at the start.
+
+        The fold may still be behind: records after that end may have compacted those before it.
+        """
         for partition in partitions:
-            if partition in self._ends and self._next[partition] >= self._ends[partition]:
+            if self._next[partition] >= self._ends.get(partition, math.inf):
                 del self._ends[partition]
-                self._fold.reached_end(partition)
         if self._missing and not self._ends and self._corpus.publish():
             self._missing, self._is_changed = "", False
             _log.info("the documents after the base were read", position=str(self._fold.position))

@@ -194,6 +194,7 @@ class Searcher:
             self.next.setdefault(partition, 0)
             self._ends[partition] = log.end
             self.fold.begin(partition)
+            self._see_end(partition, log)
         self._reach()
 
     def read(self, partition: int, log: Log, count: int, now: int) -> None:
@@ -205,16 +206,18 @@ class Searcher:
             if not self.corpus.add(entry.key, entry.value, place(partition, entry), is_old=is_old):
                 return
             self.next[partition] = entry.offset + 1
-        if len(entries) < count:
+        self._see_end(partition, log)
+        self._reach()
+
+    def _see_end(self, partition: int, log: Log) -> None:
+        if not log.after(self.next[partition], 1):
             self.next[partition] = log.end
             self.fold.reached_end(partition)
-        self._reach()
 
     def _reach(self) -> None:
         for partition, end in list(self._ends.items()):
             if self.next[partition] >= end:
                 del self._ends[partition]
-                self.fold.reached_end(partition)
         if not self._ends and self.corpus.publish():
             self.is_ready = True
 
