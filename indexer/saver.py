@@ -18,7 +18,13 @@ import numpy as np
 import structlog
 
 from carpool.clock import Clock
-from carpool.corpus.base_folders import BASES_FOLDER, base_to_open, bases_dir, first_base
+from carpool.corpus.base_folders import (
+    BASES_FOLDER,
+    base_to_open,
+    bases_dir,
+    first_base,
+    is_here,
+)
 from carpool.corpus.fold import Fold, Revision
 from carpool.corpus.follower import CorpusFollower
 from carpool.corpus.passages import passages_of, size_bytes_of
@@ -190,7 +196,7 @@ class BaseSaver:
         follower = CorpusFollower(counted, fold, facts, self._kafka, self._clock)
         follower.start()
         try:
-            while follower.newer_base is None and not closing.wait(LOOK_S):
+            while not self._is_replaced(follower) and not closing.wait(LOOK_S):
                 self._metrics.fresh_bytes.set(fold.used_bytes)
                 is_due = fold.used_bytes >= self._limit_bytes or follower.wanted is not None
                 if follower.not_ready() or not is_due:
@@ -205,6 +211,11 @@ class BaseSaver:
         finally:
             follower.close()
 
+    def _is_replaced(self, follower: CorpusFollower) -> bool:
+        """Whether there is a newer base, on this machine."""
+        newer = follower.newer_base
+        return newer is not None and is_here(self._index_dir, newer)
+
     def _save(
         self,
         folder: Path,
@@ -214,8 +225,12 @@ class BaseSaver:
         closing: threading.Event,
         follower: CorpusFollower,
     ) -> None:
-        """Saves a cut of the fold, and announces it."""
+        """Saves a cut of the fold over `base`, and announces it.
+
+        Where a newer base is not on this machine, its successor: up to its position both are equal.
+        """
         began_us = self._clock.now_us()
+        last = follower.newer_base or base
         self._clean(base)
         name = f"{began_us // 1_000_000}-{os.getpid()}"
         out_dir = bases_dir(self._index_dir) / name
@@ -238,7 +253,7 @@ class BaseSaver:
             name=manifest.base.name,
             index_version=manifest.index_version,
             folder=name,
-            predecessor=None if base is None else base.name,
+            predecessor=None if last is None else last.name,
             position=cut.position,
             vectors=cut.vectors,
             topic=cut.topic,

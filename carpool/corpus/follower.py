@@ -81,8 +81,8 @@ class CorpusFollower:
         self._base = base
         self._topic = base.topic
         self._bases = Bases()
-        self.wanted: BaseWanted | None = None
-        """What somebody has asked for since the last base was announced."""
+        self._wanted: BaseWanted | None = None
+        self._has_heard = False  # all that was said of bases so far
         self._kafka = kafka
         self._clock = clock
         self._closing = threading.Event()
@@ -101,10 +101,15 @@ class CorpusFollower:
         self._is_changed = True
 
     @property
+    def wanted(self) -> BaseWanted | None:
+        """What somebody has asked for since the last base was announced."""
+        return self._wanted if self._has_heard else None
+
+    @property
     def newer_base(self) -> Base | None:
         """The base that was announced after this one; None: this is the current one."""
         current = self._bases.current
-        if current is None or current.name == self._base.name:
+        if not self._has_heard or current is None or current.name == self._base.name:
             return None
         return None if self._base.index_version > current.index_version else current
 
@@ -193,7 +198,8 @@ class CorpusFollower:
             raise ConfigError(f"{VECTORS.name} has no partition {min(lacking)}, which the base has")
         self._waiting.clear()
         self._ends_read.clear()
-        self._bases, self.wanted = Bases(), None
+        self._has_heard = False
+        self._bases, self._wanted = Bases(), None
         of_bases = {at: reader.bounds(at)[0] for at in reader.partitions(BASES.name)}
         reader.add(starts | of_bases)
         self._reach(self._next)
@@ -214,8 +220,11 @@ class CorpusFollower:
                     self._hear(message)
                 else:
                     self._waiting.append(message)
-            ends = {at: offset for at, offset in batch.ends.items() if at.topic != BASES.name}
-            self._ends_read |= {at.partition: offset for at, offset in ends.items()}
+            for at, offset in batch.ends.items():
+                if at.topic == BASES.name:
+                    self._has_heard = True
+                else:
+                    self._ends_read[at.partition] = offset
         self._fold_waiting()
         if not self._waiting and self._ends_read:
             for partition, offset in self._ends_read.items():
@@ -227,9 +236,9 @@ class CorpusFollower:
     def _hear(self, message: Message) -> None:
         """A base was announced, or is asked for."""
         if not is_announcement(message):
-            self.wanted = decode(BaseWanted, message.value, message.headers)
+            self._wanted = decode(BaseWanted, message.value, message.headers)
         elif self._bases.announced(decode(Base, message.value, message.headers)):
-            self.wanted = None
+            self._wanted = None
 
     def _fold_waiting(self) -> None:
         """Folds what was read, as far as there is room."""

@@ -188,11 +188,11 @@ class Searcher:
         self.is_ready = False
         self._ends: dict[int, int] = {}
 
-    def open(self, logs: Sequence[Log]) -> None:
-        """Notes the ends that the logs have now."""
+    def open(self, logs: Sequence[Log], *, waits: bool = True) -> None:
+        """Notes the ends that the logs have now: searches wait for them."""
         for partition, log in enumerate(logs):
             self.next.setdefault(partition, 0)
-            self._ends[partition] = log.end
+            self._ends[partition] = log.end if waits else 0
             self.fold.begin(partition)
             self._see_end(partition, log)
         self._reach()
@@ -259,10 +259,15 @@ class Searcher:
 
 
 class Saver:
-    """Folds the vectors over the current base, and saves what it has."""
+    """Folds the vectors over the current base, and saves what it has, which takes some time."""
 
     def __init__(self, base: MemoryBase, facts: Base) -> None:
+        self.follow(base, facts)
+
+    def follow(self, base: MemoryBase, facts: Base) -> None:
+        """Begins with a base."""
         self.facts, self.base = facts, base
+        self.cut: Base | None = None  # saved, and not announced
         self.fold = Fold(base, facts.position)
         self.next = dict(facts.vectors)
         self.documents = dict(base.documents)
@@ -292,6 +297,17 @@ class Saver:
                 self.fold.step(revision)
             self.next[partition] = log.end
             self.fold.reached_end(partition)
+
+    def saved(self, name: str) -> Base:
+        """Returns what is announced of what was folded."""
+        return Base(
+            name=name,
+            index_version="v",
+            folder=name,
+            predecessor=self.facts.name,
+            position=self.fold.position,
+            vectors=dict(self.next),
+        )
 
 
 def as_revision(record: DocumentVectors) -> Revision:
@@ -327,6 +343,7 @@ class Faults:
     """What the world itself does wrong; the product's faults are patched in by a test."""
 
     loses_refusals: bool = False
+    repeats: bool = False
     begins_early: int = 0
 
 
@@ -377,11 +394,15 @@ class World:
         self.history[partition_of(key)].append(Entry(offset, key, value, self.now))
 
     def index(self) -> None:
-        """The indexer goes on, in the order of a partition; sometimes it repeats records."""
+        """The indexer goes on, in the order of a partition; sometimes it has lost its position.
+
+        It then reads documents again, and writes none that the vectors have.
+        """
         partition = self.random.randrange(PARTITIONS)
         log = self.documents[partition]
-        if self.random.random() < 0.15:  # what was written is written again
+        if self.random.random() < 0.15:
             self.indexed[partition] = max(0, self.indexed[partition] - self.random.randint(1, 3))
+        written = -1 if self.faults.repeats else self.position_of_vectors(partition)
         entries = log.after(self.indexed[partition], self.random.randint(1, 5))
         for entry in entries:
             waits = bool(log.after(entry.offset + 1, 1))
@@ -389,9 +410,17 @@ class World:
             assert entry.value is None or isinstance(entry.value, Revision)
             record = as_vectors(entry.offset, entry.value, is_behind=is_behind)
             self.indexed[partition] = entry.offset + 1
-            if self.faults.loses_refusals and record.refused:
+            if entry.offset <= written or (self.faults.loses_refusals and record.refused):
                 continue
             self.vectors[partition].append(entry.key, record, self.now)
+
+    def position_of_vectors(self, partition: int) -> int:
+        """The offset of the document of the last record."""
+        entries = self.vectors[partition].entries
+        if not entries:
+            return -1
+        assert isinstance(entries[-1].value, DocumentVectors)
+        return entries[-1].value.offset
 
     def compact(self) -> None:
         for log in (*self.documents, *self.vectors):
@@ -415,7 +444,7 @@ class World:
                 vectors=vectors,
             )
         searcher = Searcher(base, facts)
-        searcher.open(self.vectors)
+        searcher.open(self.vectors, waits=not early)
         self.searchers.append(searcher)
         self.searchers = self.searchers[-2:]
 
@@ -433,33 +462,19 @@ class World:
         if self.random.random() < 0.5:
             self.savers.append(Saver(self.saved[facts.name], facts))
         saver = self.random.choice(self.savers)
-        saver.read(self.vectors, self.now)
-        if saver.fold.is_behind:
-            return
-        name = f"b{len(self.saved)}"
-        saved = Base(
-            name=name,
-            index_version="v",
-            folder=name,
-            predecessor=saver.facts.name,
-            position=saver.fold.position,
-            vectors=dict(saver.next),
-        )
-        self.saved[name] = MemoryBase(dict(saver.documents), saver.base.centroids)
-        before = self.bases.current
-        if self.bases.announced(saved):
-            assert before is not None
+        if saver.cut is None:
+            saver.read(self.vectors, self.now)
+            if not saver.fold.is_behind:
+                name = f"b{len(self.saved)}"
+                saver.cut = saver.saved(name)
+                self.saved[name] = MemoryBase(dict(saver.documents), saver.base.centroids)
+        elif self.bases.announced(saver.cut):
             assert all(
-                saved.position.get(each, -1) >= at for each, at in before.position.items()
+                saver.cut.position.get(each, -1) >= at for each, at in facts.position.items()
             ), "the current base went back"
-            saver.facts, saver.base = saved, self.saved[name]
-            saver.fold = Fold(saver.base, saved.position)
+            saver.follow(self.saved[saver.cut.name], saver.cut)
         else:
-            self.savers.remove(saver)
-            if not self.savers:
-                current = self.bases.current
-                assert current is not None
-                self.savers = [Saver(self.saved[current.name], current)]
+            saver.follow(self.saved[facts.name], facts)
 
     def swap(self) -> None:
         """A searcher opens the current base, reads on, and the old one goes."""
@@ -553,7 +568,8 @@ class World:
             *(self.read,) * 6,
             *(self.search,) * 4,
             *(self.wait,) * 3,
-            *(self.hold, self.compact, self.compact, self.save, self.swap, self.start_searcher),
+            *(self.hold, self.compact, self.compact, self.swap),
+            *(self.save, self.save, self.start_searcher, self.start_searcher),
         )
         for _ in range(events):
             self.random.choice(kinds)()

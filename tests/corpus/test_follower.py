@@ -1,0 +1,77 @@
+"""The follower of the corpus on a broker: which base it calls newer than its own."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+from carpool.clock import SystemClock
+from carpool.corpus.fold import Fold
+from carpool.corpus.follower import RECORDS, CorpusFollower
+from carpool.kafka.admin import create_topics
+from carpool.kafka.librdkafka import LibrdkafkaProducer
+from carpool.kafka.records import Output
+from carpool.kafka.settings import KafkaSettings
+from schemas.codec import encode
+from schemas.document import BaseWanted, DocumentVectors
+from schemas.record import Record, Source
+from schemas.topics import BASES
+from tests.records import a_base
+from tests.waiting import WAIT_S, wait_until
+
+BASES_COUNT = 4 * RECORDS
+
+
+class NoDocuments:
+    """Implements `Folded` and `BaseDocuments`."""
+
+    def add(self, key: bytes, record: DocumentVectors, source: Source, *, is_old: bool) -> bool:
+        raise NotImplementedError
+
+    def publish(self) -> bool:
+        return True
+
+    def passages_of(self, key: bytes) -> range:
+        return range(0)
+
+
+def write(kafka: KafkaSettings, *records: Record) -> None:
+    producer = LibrdkafkaProducer(kafka)
+    for record in records:
+        value, headers = encode(record, event_id="e", source="t", time_us=0)
+        assert producer.produce(
+            Output(topic=BASES.name, key=None, value=value, headers=headers, partition=0),
+            lambda _: None,
+        )
+    assert not producer.close(WAIT_S)
+
+
+def test_bases_that_were_announced_before_its_own_are_not_newer(embedded_bootstrap: str) -> None:
+    kafka = KafkaSettings(bootstrap=embedded_bootstrap, prefix=f"f{time.monotonic_ns()}.")
+    create_topics(kafka)
+    names = [f"b-{number}" for number in range(BASES_COUNT)]
+    first = a_base(names[0], predecessor=None, position={}, vectors={})
+    chain = [first] + [
+        a_base(name, predecessor=before, position={}, vectors={})
+        for before, name in pairwise(names)
+    ]
+    write(kafka, BaseWanted(asked_ms=1), *chain)
+    none = NoDocuments()
+    follower = CorpusFollower(none, Fold(none, {}), chain[-1], kafka, SystemClock())
+    newer, wanted = set[str](), set[str]()
+
+    def is_seen(name: str, among: set[str]) -> bool:
+        newer.update([base.name] if (base := follower.newer_base) is not None else [])
+        wanted.update([] if follower.wanted is None else [names[-1]])
+        return name in among
+
+    follower.start()
+    until_s = time.monotonic() + 1
+    wait_until(lambda: is_seen("", newer) or time.monotonic() > until_s, every_s=0)
+    assert not newer | wanted
+    write(kafka, BaseWanted(asked_ms=2))
+    wait_until(lambda: is_seen(names[-1], wanted))
+    write(kafka, a_base("next", predecessor=names[-1], position={}, vectors={}))
+    wait_until(lambda: is_seen("next", newer))
+    follower.close()
+    assert newer == {"next"} and follower.wanted is None
