@@ -294,7 +294,15 @@ class Stack:
 
     def services(self) -> list[ServiceProcess]:
         """Returns all processes but the LLM servers."""
-        return [each for name, each in self.processes.items() if name not in self.llm_names]
+        return [self[name] for name in self.instances()]
+
+    def instances(self, service: str = "") -> list[str]:
+        """Returns the names of all processes but the LLM servers, or of those of a service."""
+        return [
+            name
+            for name in self.processes
+            if name not in self.llm_names and name.startswith(service)
+        ]
 
     def stop_services(self) -> None:
         """Ends all processes but the LLM servers."""

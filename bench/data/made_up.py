@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -30,18 +32,26 @@ ENVIRONMENT = {"CARPOOL_EMBEDDING_MODEL": MODEL, "CARPOOL_LLM_ENGINE": "none"}
 """Settings of the services: no embedding model and no LLM."""
 
 
-def made_up_index(folder: Path, *, name: str = "made-up-index", nlist: int = NLIST) -> BenchIndex:
+def made_up_index(
+    folder: Path,
+    *,
+    name: str = "made-up-index",
+    nlist: int = NLIST,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> BenchIndex:
     """Returns an index of `PASSAGES` passages in `folder`, with codes, built within a second.
 
-    Their vectors are of their texts alone. `passages_path` has the passages.
+    Their vectors are of their texts alone. `more`: texts of further passages, by id.
+    `passages_path` has the passages.
     """
     rng = random.Random(7)
-    texts = [_words(rng, 30) for _ in range(PASSAGES)]
+    texts = [_words(rng, 30) for _ in range(PASSAGES)] + [*more.values()]
+    ids = [f"passage-{number}" for number in range(PASSAGES)] + [*more]
     index_dir, corpus = folder / name, passages_path(folder / name)
     folder.mkdir(parents=True, exist_ok=True)
     rows = (
-        {"id": f"passage-{number}", "title": f"Passage {number}", "text": text}
-        for number, text in enumerate(texts)
+        {"id": id, "title": f"Passage {number}", "text": text}
+        for number, (id, text) in enumerate(zip(ids, texts, strict=True))
     )
     corpus.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
     vectors = folder / f"{name}-vectors.npy"

@@ -37,10 +37,19 @@ class ChaosOptions(ServiceOptions, frozen=True, kw_only=True):
     workflows: Annotated[
         float, Option(min=0, max=1, help="Share of the questions that take steps.")
     ] = 0.1
+    documents: Annotated[
+        float,
+        Option(
+            min=0,
+            max=1,
+            help="Share of the questions that are about documents, which change meanwhile; 0: no "
+            "document changes. With documents there are indexers, and no workflows.",
+        ),
+    ] = 0.0
     seed: Annotated[int, Option(help="Seed of victims, kinds and times of faults.")] = 0
     minutes: Annotated[float, Option(min=0.1, help="How long questions are published.")] = 10.0
     mutant: Annotated[
-        int | None, Option(min=1, max=11, help="Services with this defect; a load of its own.")
+        int | None, Option(min=1, max=13, help="Services with this defect; a load of its own.")
     ] = None
 
 

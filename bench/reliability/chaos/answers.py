@@ -13,6 +13,12 @@ from bench.reliability.chaos.check_answer import (
     wrong_in,
     wrong_in_workflow,
 )
+from bench.reliability.chaos.document_audit import (
+    BEFORE_BOUND,
+    NOT_NEAREST,
+    OLD_TEXT,
+    DocumentAudit,
+)
 from bench.reliability.chaos.questions import ALWAYS, ChaosQuestion
 from schemas.answer import Answer
 from schemas.headers import DEADLINE_HEADER, REPLAYED_FROM_HEADER, TENANT_HEADER
@@ -23,7 +29,10 @@ FAILED = "failed without a cause in the load"
 OTHER_PASSAGES = "other passages than without faults"
 OTHER_TENANT = "an answer to another tenant"
 AGAIN = "generated again"
-KINDS = (FAILED, OTHER_PASSAGES, OTHER_TEXT, OTHER_CITED, OTHER_TENANT, AGAIN)
+KINDS = (
+    *(FAILED, OTHER_PASSAGES, OTHER_TEXT, OTHER_CITED, OTHER_TENANT, AGAIN),
+    *(OLD_TEXT, NOT_NEAREST, BEFORE_BOUND),
+)
 
 
 class PublishedQuestion(NamedTuple):
@@ -42,8 +51,14 @@ class PublishedQuestion(NamedTuple):
 class AnswerAudit:
     """Judges answers by the questions of the load and all passages, both by id."""
 
-    def __init__(self, questions: Mapping[str, ChaosQuestion], corpus: Mapping[str, Hit]) -> None:
-        self._questions, self._corpus = questions, corpus
+    def __init__(
+        self,
+        questions: Mapping[str, ChaosQuestion],
+        corpus: Mapping[str, Hit],
+        documents: DocumentAudit,
+    ) -> None:
+        """`documents` judges the answers of questions about documents."""
+        self._questions, self._corpus, self._documents = questions, corpus, documents
         self._nearest = Nearest(corpus)
 
     def wrong(
@@ -64,7 +79,7 @@ class AnswerAudit:
             if (asked := published.get(record)) is None:
                 continue
             question, is_ok = self._questions[answer.query_id], answer.status == "ok"
-            if not is_ok and not _may_fail(asked, question, answer.status, written_ms):
+            if not is_ok and not _may_fail(asked, question, answer, written_ms):
                 wrong[FAILED].append(record)
             if is_ok or answer.answer is not None:
                 # An id that is asked again may get an answer of an earlier version.
@@ -84,6 +99,9 @@ class AnswerAudit:
     def _wrong_fields(self, question: ChaosQuestion, answer: Answer, version: int) -> Iterator[str]:
         """Yields what kinds of fields an answer with a text has wrong."""
         what: str | None = OTHER_TEXT
+        if question.is_live:
+            yield from self._documents.of_answer(question, answer)
+            return
         if question.workflow is None:
             found = [each.id for each in answer.retrieved]
             if answer.status == "ok" and found != [hit.doc_id for hit in question.hits]:
@@ -99,11 +117,19 @@ class AnswerAudit:
 
 
 def _may_fail(
-    asked: PublishedQuestion, question: ChaosQuestion, status: str, written_ms: int
+    asked: PublishedQuestion, question: ChaosQuestion, answer: Answer, written_ms: int
 ) -> bool:
+    status = answer.status
+    if is_stale(answer):
+        return bool(question.bound)
     if status == "cancelled":
         return question.is_withdrawn
     if status == "expired":
         deadline_ms = header(asked.headers, DEADLINE_HEADER)
         return deadline_ms is not None and written_ms >= int(deadline_ms)
     return question.fails == ALWAYS and asked.letter is None
+
+
+def is_stale(answer: Answer) -> bool:
+    """Whether a query ended because the documents that it waited for came too late."""
+    return answer.error is not None and answer.error.type == "stale"

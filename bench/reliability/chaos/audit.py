@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from bench.reliability.chaos.answers import AnswerAudit, PublishedQuestion
+from bench.reliability.chaos.answers import AnswerAudit, PublishedQuestion, is_stale
+from bench.reliability.chaos.document_audit import CORPUS_TOPICS, DocumentAudit
+from bench.reliability.chaos.document_truth import Acknowledged, DocumentTruth
 from bench.reliability.chaos.questions import ChaosQuestion
 from carpool.kafka.records import Message, TopicPartition
 from schemas import topics
@@ -40,10 +42,19 @@ INPUTS = {
         ("searcher", topics.GROUPS),
         ("generator", topics.RETRIEVALS),
     )
-}
+} | {"indexer": (topics.DOCUMENTS.name,)}
 """The topics that each service reads."""
 LETTERS = tuple(name + topics.DEAD_LETTER_SUFFIX for name in topics.QUERY_TOPICS)
-READ = (*(name for names in INPUTS.values() for name in names), topics.ANSWERS.name, *LETTERS)
+READ = tuple(
+    dict.fromkeys(
+        (
+            *(name for names in INPUTS.values() for name in names),
+            topics.ANSWERS.name,
+            *LETTERS,
+            *CORPUS_TOPICS,
+        )
+    )
+)
 """The topics that are read."""
 INTERACTIVE = {batch.name: name for name, batch in topics.BATCH.items()}
 EXAMPLES_MAX = 20
@@ -65,18 +76,21 @@ def place_of(source: Source | None) -> str:
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     """The counts over all input records.
 
-    `statuses`: of the answers. `letters` and `replays`: dead letters, and records that replayed
+    `statuses`: of the answers; `stale` counts those that failed because documents came too late.
+    `letters` and `replays`: dead letters, and records that replayed
     one. `removed`: without an answer, because the run removed records of them. `generated`: `ok`
     answers that repeat no other. `reused`: ids that have only the answer to an equal prompt.
     `workflows`: `ok` answers of these; `steps`: records of their steps, `texts` of which were
     generated. `read_again`: workflows that were open when offsets were deleted. `unfinished`: calls
     that these, and withdrawn and late questions, may have had beyond the counted ones.
-    `slowest_s`: the longest time from a question to its answer. `wrong`: how many of each kind.
+    `slowest_s`: the longest time from a question to its answer. `documents`: counts of the corpus.
+    `wrong`: how many of each kind.
     `violations`: up to 20 of each kind, with the places where the record was seen.
     """
 
     published: int
     statuses: dict[str, int]
+    stale: int
     letters: int
     replays: int
     removed: int
@@ -88,6 +102,7 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     read_again: int
     unfinished: int
     slowest_s: float
+    documents: dict[str, int]
     wrong: dict[str, int]
     violations: tuple[str, ...]
 
@@ -101,7 +116,8 @@ class TopicAudit:
         """`started_ms`: when the run began, epoch milliseconds. `corpus`: all passages by id."""
         self._started_ms = started_ms
         self._questions = {each.id: each for each in questions}
-        self._judge = AnswerAudit(self._questions, corpus)
+        self._documents = DocumentAudit(DocumentTruth(corpus))
+        self._judge = AnswerAudit(self._questions, corpus, self._documents)
         self._published: dict[str, PublishedQuestion] = {}
         self._headers: dict[str, set[Headers]] = {}  # of all records of a question, as passed on
         self._versions: dict[str, int] = {}  # of the programs of workflows
@@ -124,7 +140,9 @@ class TopicAudit:
         run_s = (at.timestamp_ms - self._started_ms) / 1_000
         place = f"{at.partition}/{at.offset} at {run_s:.2f} s"
         topic = INTERACTIVE.get(at.topic, at.topic)
-        if at.topic in LETTERS:
+        if at.topic in CORPUS_TOPICS:
+            self._documents.take(record)
+        elif at.topic in LETTERS:
             self._letters += 1
         elif at.topic in topics.RETRY_TOPICS:
             self._retry(record, partition)
@@ -181,6 +199,7 @@ class TopicAudit:
         elif retrieval.is_final:
             steps = self._steps(retrieval.source.place, retrieval.query)
             self._note(topics.RETRIEVALS.name, retrieval.source, place, steps)
+            self._documents.retrieval(retrieval.source.place, retrieval)
 
     def _note(self, topic: str, source: Source | None, place: str, steps: int = 0) -> None:
         record = place_of(source)
@@ -214,6 +233,7 @@ class TopicAudit:
         removed: Collection[str] = (),
         deleted_ms: Sequence[int] = (),
         committed: Mapping[TopicPartition, int] | None = None,
+        changed: Iterable[Acknowledged] = (),
     ) -> AuditResult:
         """Returns the counts.
 
@@ -222,10 +242,12 @@ class TopicAudit:
         `deleted_ms`: when the offsets of the generator were deleted, epoch milliseconds. It read
         all records of workflows that were open again. `committed`: offsets; None: all is read. A
         question without an answer is not finished where a record of it is not committed, else lost.
+        `changed`: the changes of documents that the brokers acknowledged.
         """
         again = self._open_at(deleted_ms)
         answers = [answer for answer, _ in self._answers.values()]
         ok = [each for each in answers if each.status == "ok"]
+        made = [each for each in ok if not each.replayed and not each.fetched]
         own = {each.query_id for each in ok if not each.replayed}
         unanswered = self._published.keys() - self._seen[topics.ANSWERS.name].keys()
         lost = unanswered - set(removed)
@@ -236,13 +258,16 @@ class TopicAudit:
             OTHER_HEADERS: sorted(place for place, own in self._headers.items() if len(own) > 1),
             **self._judge.wrong(self._answers, self._published, self._versions),
         }
+        for what, records in self._documents.wrong(changed).items():
+            wrong[what] = [*wrong.get(what, ()), *records]
         return AuditResult(
             published=len(self._published),
             statuses=dict(sorted(Counter(each.status for each in answers).items())),
+            stale=sum(map(is_stale, answers)),
             letters=self._letters,
             replays=len(self._replayed()),
             removed=len(unanswered & set(removed)),
-            generated=sum(not each.replayed for each in ok),
+            generated=len(made),
             reused=len({each.query_id for each in ok} - own),
             workflows=sum(map(self._is_workflow, ok)),
             steps=sum(steps for steps, _ in self._texts.values()),
@@ -250,6 +275,7 @@ class TopicAudit:
             read_again=len(again),
             unfinished=self._unfinished(again, answers),
             slowest_s=max(map(self._wait_ms, self._answers.values()), default=0) / 1_000,
+            documents=self._documents.counts(),
             wrong={what: len(records) for what, records in wrong.items()}
             | self._repeated(Counter(acknowledged), again),
             violations=tuple(

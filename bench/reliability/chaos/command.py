@@ -4,28 +4,46 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
 
 from bench.core.run import ServicesRun
+from bench.core.stack import SERVICES
 from bench.data.index import BenchIndex
 from bench.data.made_up import made_up_index
 from bench.reliability.chaos import plan as planned
 from bench.reliability.chaos.answers import AGAIN, FAILED, OTHER_PASSAGES, OTHER_TENANT
 from bench.reliability.chaos.audit import NOT_FINISHED, OTHER_HEADERS
 from bench.reliability.chaos.check_answer import OTHER_CITED, OTHER_TEXT
-from bench.reliability.chaos.live import BROKERS, INSTANCES, LLM_SERVERS
+from bench.reliability.chaos.document_audit import (
+    BEFORE_BOUND,
+    LOST_CHANGES,
+    LOST_DOCUMENTS,
+    NO_VECTORS,
+    NOT_NEAREST,
+    OLD_TEXT,
+    OTHER_VECTORS,
+)
+from bench.reliability.chaos.document_texts import of_index
+from bench.reliability.chaos.live import BROKERS, INSTANCES, LLM_SERVERS, instances_of
 from bench.reliability.chaos.mutants import MUTANTS, Mutant, patched_packages
 from bench.reliability.chaos.questions import drawn_questions
-from bench.reliability.chaos.run import ChaosPlan, ChaosRun, run_chaos
+from bench.reliability.chaos.run import WITH_INDEXER, ChaosPlan, ChaosRun, run_chaos
 from bench.reliability.options import ChaosOptions
 from carpool.settings import environment_name
 
 MINUTES_MAX = 20
 LLM_KILL_EACH = 5
 """One kill of an LLM server for so many of other processes."""
+AT_BASE_EACH = 6
+"""One at a save or a swap of a base for so many of processes."""
+CHANGES_PER_S = 12.0
+"""Of documents."""
+SEARCHED_MIN = 10
+"""Bases that are searched in a run of ten minutes or more, after the first one."""
 RIGHT = {
     "nothing lost: what was read and committed has a terminal answer": ("lost", "unpublished"),
     "nothing left: no question waits in a topic at the end": (NOT_FINISHED,),
@@ -38,6 +56,13 @@ RIGHT = {
     "every answer has the text, and the steps, of its own question": (OTHER_TEXT,),
     "every citation and quote is of the text and the passages of its own answer": (OTHER_CITED,),
     "no tenant got the answer of another one": (OTHER_TENANT,),
+    "every text is of the revision of its document at the position of its answer": (OLD_TEXT,),
+    "questions on documents found the passages that were the nearest at this position": (
+        NOT_NEAREST,
+    ),
+    "an answer after a change has a position that has it": (BEFORE_BOUND,),
+    "no document and no change of one is lost": (LOST_DOCUMENTS, LOST_CHANGES),
+    "each change has its record of vectors": (NO_VECTORS, OTHER_VECTORS),
     "an id that was asked again got its answer again": (AGAIN,),
 }
 """What is promised, and what the audit calls wrong then."""
@@ -48,7 +73,8 @@ def run(options: ChaosOptions) -> bool:
     mutant = None if options.mutant is None else MUTANTS[options.mutant]
     run = ServicesRun("chaos", options)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    index = made_up_index(run.folder)
+    has_documents = options.documents if mutant is None else mutant.document_share
+    index = made_up_index(run.folder, more=of_index() if has_documents else {})
     with ExitStack() as opened:
         if mutant is None:
             plan = _plan(options, index, run.settings)
@@ -70,33 +96,52 @@ def run(options: ChaosOptions) -> bool:
 
 
 def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) -> ChaosPlan:
-    duration_s = options.minutes * 60
+    duration_s, has_documents = options.minutes * 60, options.documents > 0
     counts = {
         planned.KILLS: options.kills,
         planned.NETWORK: options.network,
         planned.LLM_KILLS: max(1, options.kills // LLM_KILL_EACH),
         planned.CHANGES: options.states,
+        planned.AT_BASES: max(1, options.kills // AT_BASE_EACH) if has_documents else 0,
     }
+    instances = instances_of(WITH_INDEXER if has_documents else SERVICES)
+    # That one has the documents of the first index.
+    without = "newer index" if has_documents else None
     faults = [
         fault
         for sort, count in counts.items()
         for fault in planned.plan_faults(
             count,
-            planned.shares_of(sort),
+            planned.shares_of(sort, without if sort == planned.CHANGES else None),
             duration_s=duration_s,
             seed=options.seed,
-            victims={"members": INSTANCES, "brokers": BROKERS, "LLM servers": LLM_SERVERS},
+            victims=_victims(instances),
         )
     ]
     return ChaosPlan(
         questions=drawn_questions(
-            index, options.queries, options.seed, workflow_share=options.workflows
+            index,
+            options.queries,
+            options.seed,
+            document_share=options.documents,
+            workflow_share=0.0 if has_documents else options.workflows,
         ),
         faults=tuple(sorted(faults, key=lambda each: each.at_s)),
         rate_per_s=options.queries / duration_s,
         seed=options.seed,
         settings={environment_name("kafka", "lanes"): str(planned.MEMBERS), **settings},
+        changes_per_s=CHANGES_PER_S if has_documents else 0.0,
     )
+
+
+def _victims(instances: Sequence[str]) -> dict[str, Sequence[str]]:
+    return {
+        "members": instances,
+        "brokers": BROKERS,
+        "LLM servers": LLM_SERVERS,
+        "indexers": instances_of(["indexer"]),
+        "searchers": instances_of(["searcher"]),
+    }
 
 
 def _mutant_plan(mutant: Mutant, index: BenchIndex, packages: Path) -> ChaosPlan:
@@ -108,6 +153,7 @@ def _mutant_plan(mutant: Mutant, index: BenchIndex, packages: Path) -> ChaosPlan
             mutant.seed,
             batch_share=mutant.batch_share,
             workflow_share=mutant.workflow_share,
+            document_share=mutant.document_share,
             is_plain=True,
         ),
         faults=tuple(
@@ -116,13 +162,14 @@ def _mutant_plan(mutant: Mutant, index: BenchIndex, packages: Path) -> ChaosPlan
                 mutant.shares,
                 duration_s=mutant.seconds,
                 seed=mutant.seed,
-                victims={"members": mutant.members or INSTANCES, "brokers": BROKERS},
+                victims=_victims(mutant.members or INSTANCES),
                 lasts_s=mutant.lasts_s,
             )
         ),
         rate_per_s=mutant.queries / mutant.seconds,
         seed=mutant.seed,
         settings=mutant.settings,
+        changes_per_s=CHANGES_PER_S if mutant.document_share else 0.0,
         wait_s_max=mutant.wait_s_max,
         packages=packages,
     )
@@ -141,7 +188,9 @@ def promises_of_data(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
         <= max(1, audit.published // 1_000),
         "every failed question became one dead letter, and was replayed once": audit.letters
         == audit.replays
-        == audit.statuses.get("failed", 0),
+        == audit.statuses.get("failed", 0) - audit.stale,
+        "every document that was refused became one dead letter": audit.documents["letters"]
+        == audit.documents["refused"],
         "every committed offset is at the end of its partition": not run.behind,
         "every generated answer has an LLM call, and a fault repeats those of one second at most": (
             0 <= run.calls["repeated"] <= run.calls["allowed"]
@@ -160,6 +209,8 @@ def promises_of_run(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
     counts = Counter(fault.sort for fault in plan.faults)
     left = Counter(fault.sort for fault in run.not_injected)
     inside = max(1, counts[planned.KILLS] // 6)
+    minutes = len(plan.questions) / plan.rate_per_s / 60
+    bases = min(SEARCHED_MIN, int(minutes))
     return {
         f"{count} {sort}, each with work in flight and answers since the last": not left[sort]
         for sort, count in sorted(counts.items())
@@ -170,6 +221,12 @@ def promises_of_run(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
         "some questions were late": "expired" in run.audit.statuses,
         "some workflows were answered": run.audit.workflows > 0
         or not any(each.workflow for each in plan.questions),
-        "some prefixes were warmed from drafts": run.calls.get("warm_ups", 0) > 0,
+        "some prefixes were warmed from drafts": run.calls.get("warm_ups", 0) > 0
+        or plan.changes_per_s > 0,
+        f"{bases} or more bases were searched after the first one": run.audit.documents[
+            "bases searched"
+        ]
+        > bases
+        or not plan.changes_per_s,
         f"done within {MINUTES_MAX} minutes": run.took_s <= MINUTES_MAX * 60,
     }

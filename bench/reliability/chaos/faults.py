@@ -16,10 +16,12 @@ from itertools import pairwise
 import msgspec
 
 from bench.reliability.chaos.live import LiveRun
-from bench.reliability.chaos.plan import CHANGES, KINDS, NETWORK, Kind, PlannedFault
+from bench.reliability.chaos.plan import AT_BASES, CHANGES, KINDS, NETWORK, Kind, PlannedFault
 
 SETTLE_S = 0.01
 """After a pause, the brokers handle what the victim had sent before its transaction is read."""
+BASE_S = 0.1
+"""A member is killed so long after a save or a swap began, at most."""
 TRIES_MAX = 20
 """How often a victim is paused in search of such a transaction in one step."""
 HORIZON_S = 30.0
@@ -74,6 +76,8 @@ class FaultInjector:
         if fault.sort == NETWORK:
             found = run.network.inject(fault, run.now_s()) if run.network.is_whole else None
             return (found, False) if found else None
+        if fault.sort == AT_BASES:
+            return self._hit_at_base(fault)
         if fault.sort == CHANGES or hits == "brokers":
             if not (is_calm and run.brokers_are_whole()):
                 return None
@@ -93,6 +97,19 @@ class FaultInjector:
         act = supervisor.pause if fault.kind.startswith("pause") else supervisor.kill
         act(victim, self.run.now_s() + fault.down_s)
         return victim, in_transaction
+
+    def _hit_at_base(self, fault: PlannedFault) -> tuple[str, bool] | None:
+        """Waits for a moment for a base that is being saved, or was saved just now."""
+        run = self.run
+        for _ in range(TRIES_MAX):
+            victim = run.saver()
+            if KINDS[fault.kind].hits == "searchers":
+                victim = fault.victims[0] if run.are_swapping() else None
+            if victim is not None and run.supervisor.is_up(victim):
+                self.sleep(self.rng.uniform(0.0, BASE_S))
+                return self._hit(fault, victim)
+            self.sleep(SETTLE_S)
+        return None
 
     def _hit_member(self, fault: PlannedFault, victim: str) -> tuple[str, bool] | None:
         process = self.run.supervisor.processes[victim].process

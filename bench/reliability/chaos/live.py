@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bench.core.stack import SERVICES, Stack, member_names
 from bench.core.topic_recorder import TopicRecorder
 from bench.reliability.chaos.coordinators import CoordinatorsAndLeaders
+from bench.reliability.chaos.document_load import DocumentLoad
 from bench.reliability.chaos.llm_calls import LlmStandIn
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import MEMBERS
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
+from carpool.disk.manifest import MANIFEST_NAME
 from carpool.errors import RetryableError
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
@@ -25,8 +29,16 @@ from schemas.topics import ANSWERS
 
 STEP_S = 0.05
 BROKERS = ("broker-1", "broker-2", "broker-3")
-INSTANCES = tuple(name for service in SERVICES for name in member_names(service, MEMBERS))
-"""The names of the services' processes: their instance ids too."""
+SWAP_S = 1.0
+"""After a base was saved, searchers open it within this time."""
+
+
+def instances_of(services: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names of the services' processes: their instance ids too."""
+    return tuple(name for service in services for name in member_names(service, MEMBERS))
+
+
+INSTANCES = instances_of(SERVICES)
 LLM_SERVERS = member_names("llm", 2)
 
 
@@ -35,6 +47,7 @@ class LiveRun:
     """A run in progress. Times are seconds since `begin`. `dead`: ids that become dead letters.
 
     `coordinators`: not through the proxies, as a broken network hides nothing from the injector.
+    `bases`: the folder of saved bases.
     """
 
     cluster: KafkaCluster
@@ -47,6 +60,8 @@ class LiveRun:
     recorder: TopicRecorder
     stand_ins: Mapping[str, LlmStandIn]
     load: SteadyLoad
+    documents: DocumentLoad
+    bases: Path
     replays: LetterReplays
     dead: Set[str]
     started_s: float = field(default=0.0, init=False)
@@ -55,13 +70,15 @@ class LiveRun:
         """Starts the load and the time of the run."""
         self.started_s = time.time()
         self.load.start()
+        self.documents.start()
         self.replays.start()
 
     def end_load(self) -> list[str]:
         """Returns the ids that were published, with repetitions. Raises `CarpoolError`."""
         self.load.end()
+        self.documents.end()
         self.replays.end()
-        return self.load.sent
+        return self.load.sent + self.documents.sent
 
     def now_s(self) -> float:
         """Returns the seconds since the run began."""
@@ -69,7 +86,7 @@ class LiveRun:
 
     def published(self) -> int:
         """Returns the number of questions sent so far."""
-        return len(self.load.sent) + self.replays.replayed
+        return len(self.load.sent) + len(self.documents.asked) + self.replays.replayed
 
     def answered(self) -> int:
         """Returns the number of questions with a committed answer so far."""
@@ -89,6 +106,30 @@ class LiveRun:
         except RetryableError:
             return False
 
+    def saver(self) -> str | None:
+        """Returns the indexer that saves a base now: its process id is in the name of the base."""
+        pids = {self.stack[name].pid: name for name in self.stack.instances("indexer")}
+        for folder, saved_s in self._bases().items():
+            if saved_s is None and (pid := folder.rpartition("-")[2]).isdigit():
+                return pids.get(int(pid))
+        return None
+
+    def are_swapping(self) -> bool:
+        """Whether a base was saved a moment ago."""
+        return any(
+            saved_s is not None and time.time() - saved_s < SWAP_S
+            for saved_s in self._bases().values()
+        )
+
+    def _bases(self) -> dict[str, float | None]:
+        """Returns when each base was saved; None: it is not yet."""
+        found = dict[str, float | None]()
+        for folder in self.bases.iterdir() if self.bases.is_dir() else ():
+            found[folder.name] = None
+            with suppress(FileNotFoundError):
+                found[folder.name] = (folder / MANIFEST_NAME).stat().st_mtime
+        return found
+
     def brokers_are_whole(self) -> bool:
         """Whether every broker is up and has every copy of every partition."""
         all_up = all(self.supervisor.is_up(name) for name in BROKERS)
@@ -97,7 +138,7 @@ class LiveRun:
     def is_done(self) -> bool:
         """Whether all questions were sent and answered or removed, and all letters replayed."""
         left, removed = self.published() - self.answered(), self.states.removed
-        if self.load.is_alive() or left > len(removed):
+        if self.load.is_alive() or self.documents.is_writing or left > len(removed):
             return False
         gone = removed.keys() - self._answered_places() if removed else set[str]()
         dead = self.dead - {removed[place] for place in gone}
@@ -124,7 +165,7 @@ class LiveRun:
 
     def open_transactions(self) -> tuple[str, ...]:
         """Returns the members whose transaction is still open, at the end of the run."""
-        found = tuple(filter(self.has_open_transaction, INSTANCES))
+        found = tuple(filter(self.has_open_transaction, self.stack.instances()))
         self.coordinators.close()
         return found
 
@@ -133,7 +174,7 @@ def supervised(
     stack: Stack, cluster: KafkaCluster, stand_ins: Mapping[str, LlmStandIn]
 ) -> Iterator[tuple[str, SupervisedProcess]]:
     """Yields every process of a run by its name."""
-    for name in INSTANCES:
+    for name in stack.instances():
         process = stack[name]
         yield name, SupervisedProcess(process, process.start, process.is_up)
     for name, server in zip(BROKERS, cluster.servers, strict=True):

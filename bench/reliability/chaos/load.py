@@ -12,6 +12,7 @@ from typing import Unpack
 
 from bench.core.load import even, record_of, run_load
 from bench.core.session import require_all_sent
+from bench.data.made_up import NLIST
 from bench.reliability.chaos.questions import WORD, ChaosQuestion
 from carpool.clock import SystemClock
 from carpool.dead_letters.box import DeadLetterBox
@@ -25,8 +26,10 @@ from producers.publish_queries import Publisher
 from producers.read_questions import Question
 from producers.settings import ClientSettings
 from schemas.headers import DEADLINE_HEADER
+from schemas.topics import DEAD_LETTER_SUFFIX, QUERY_TOPICS
 
 PUBLISH_TIMEOUT_MS = 600_000
+OF_QUERIES = Selection(topics=frozenset(each + DEAD_LETTER_SUFFIX for each in QUERY_TOPICS))
 REPLAY_PAUSE_S = 4.0
 WITHDRAWN_AFTER_S_MAX = 0.5
 """An answer takes about 0.2 s, so some questions are withdrawn on their way and some too late."""
@@ -40,6 +43,7 @@ def with_headers(**asked: Unpack[QuestionArgs]) -> Callable[[Question, int], Que
         assert isinstance(question, ChaosQuestion)
         name = f"{question.id}/{next(numbers)}"
         asked["tenant"], asked["priority"] = question.tenant, "batch" if question.is_batch else 0
+        asked["nprobe"] = NLIST if question.is_live else None  # what is nearest is known then
         asked["headers"] = {"correlation_id": name, "reply_to": f"answers/{name}"}
         record = record_of(question, due_us, **asked)
         if question.deadline_ms is None:
@@ -130,7 +134,7 @@ class LetterReplays(threading.Thread):
             producer.start()
             marks = box.marks()
             self.replayed = sum(mark.action == "replayed" for mark in marks.values())
-            letters = list(box.selected(Selection(), marks))
+            letters = list(box.selected(OF_QUERIES, marks))
             words = {word for each in letters for word in WORD.findall(each.value.decode())}
             if letters:
                 self._heal(words)

@@ -46,6 +46,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     breaks: str = ""
     batch_share: float = BATCH_SHARE
     workflow_share: float = 0.0
+    document_share: float = 0.0
 
     @property
     def patch(self) -> Path:
@@ -127,6 +128,22 @@ _MUTANTS = (
         seconds=10.0,
         faults=1,
         workflow_share=0.5,
+    ),
+    Mutant(
+        what="a searcher hides no row of its base",
+        queries=400,
+        seconds=30.0,
+        faults=1,
+        document_share=0.5,
+    ),
+    Mutant(
+        what="what came between a base and its opening is passed over",
+        queries=600,
+        seconds=45.0,
+        faults=2,
+        shares={"kill": 1.0},
+        members=("searcher-1", "searcher-2"),
+        document_share=0.5,
     ),
 )
 MUTANTS = {n: msgspec.structs.replace(one, number=n) for n, one in enumerate(_MUTANTS, 1)}

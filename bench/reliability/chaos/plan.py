@@ -28,8 +28,8 @@ SESSION_S = 7.0
 class KindOfFault(msgspec.Struct, frozen=True):
     """One kind. `share`: of its sort. `lasts_s`: bounds; None: it is over at once.
 
-    `hits`: `members`, `brokers`, `LLM servers`, or what is changed. `is_late`: it comes after all
-    retries, because it may remove what waits for them.
+    `hits`: `members`, `brokers`, `LLM servers`, `indexers`, `searchers`, or what is changed.
+    `is_late`: it comes after all retries, because it may remove what waits for them.
     """
 
     sort: str
@@ -41,6 +41,7 @@ class KindOfFault(msgspec.Struct, frozen=True):
 
 KILLS, NETWORK = "kills and pauses", "network faults"
 LLM_KILLS, CHANGES = "kills of LLM servers", "changes of the deployment"
+AT_BASES = "kills at saves and swaps of bases"
 LIMITED = (GROUPS.name, RETRIEVALS.name, ANSWERS.name)
 GROUP_S: Range = (SESSION_S, SESSION_S)
 KINDS: Mapping[Kind, KindOfFault] = {
@@ -56,6 +57,9 @@ KINDS: Mapping[Kind, KindOfFault] = {
     "late end of a transaction": KindOfFault(NETWORK, 0.20, "brokers", (0.2, 4.0)),
     "lost reply": KindOfFault(NETWORK, 0.20, "brokers", None),
     "kill an LLM server": KindOfFault(LLM_KILLS, 1.0, "LLM servers"),
+    "kill in a save": KindOfFault(AT_BASES, 0.4, "indexers"),
+    "pause in a save": KindOfFault(AT_BASES, 0.2, "indexers", PAUSE_S),
+    "kill in a swap": KindOfFault(AT_BASES, 0.4, "searchers"),
     "lower a limit": KindOfFault(CHANGES, 0.22, LIMITED, (3.0, 10.0)),
     # The partitions of retrievals and answers are those of ids: an id that moves is answered anew.
     "add partitions": KindOfFault(CHANGES, 0.16, QUERY_TOPICS),
@@ -96,9 +100,11 @@ class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
         return KINDS[self.kind].sort
 
 
-def shares_of(sort: str) -> dict[Kind, float]:
-    """Returns the share of each kind of a sort."""
-    return {kind: each.share for kind, each in KINDS.items() if each.sort == sort}
+def shares_of(sort: str, without: Kind | None = None) -> dict[Kind, float]:
+    """Returns the share of each kind of a sort; `without` one, those of the others are larger."""
+    found = {kind: each.share for kind, each in KINDS.items() if each.sort == sort}
+    left = 1 - found.pop(without, 0.0) if without is not None else 1.0
+    return {kind: share / left for kind, share in found.items()}
 
 
 def plan_faults(

@@ -11,15 +11,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import structs
 
 from bench.data.evaluation import read_passages
 from bench.data.index import BenchIndex
-from bench.data.made_up import QUESTIONS, made_up_questions, passages_path
+from bench.data.made_up import DIMENSION, QUESTIONS, made_up_questions, passages_path
 from bench.reliability.chaos.check_answer import NAMES, SCORE_GAP_MIN, TOP_K
+from bench.reliability.chaos.document_texts import DOCUMENTS, asked_of
+from carpool.embedding.hashing import HashingEmbedder
 from carpool.workflow.steps import AnswerStep
 from producers.read_questions import Question
+from schemas.document import Position
 from schemas.record import ClusterId
 from schemas.retrieval import Hit
 from searcher.local import LocalSearcher
@@ -55,7 +59,9 @@ class ChaosQuestion(Question, frozen=True, kw_only=True):
 
     `row` is that of the given question whose text it has. `fails` says how often the stand-in fails
     on it; `ALWAYS`: until it is replayed. `is_withdrawn`: it may end as `cancelled`. `deadline_ms`:
-    the time for its answer, after which it may end as `expired`. `hits`: the right passages.
+    the time for its answer, after which it may end as `expired`. `hits`: the right passages, unless
+    it `is_live`: then these are of documents, by the position of its answer, which has the `bound`.
+    `fetch`: the documents that it fetches.
     """
 
     id: str
@@ -67,6 +73,9 @@ class ChaosQuestion(Question, frozen=True, kw_only=True):
     tenant: str | None = None
     deadline_ms: int | None = None
     hits: tuple[Hit, ...] = ()
+    is_live: bool = False
+    bound: Position = msgspec.field(default_factory=dict)
+    fetch: tuple[str, ...] = ()
 
     @property
     def end(self) -> AnswerStep:
@@ -137,9 +146,9 @@ def _varied(
 
 
 def drawn_questions(
-    index: BenchIndex, count: int, seed: int, **shares: Any
+    index: BenchIndex, count: int, seed: int, *, document_share: float = 0.0, **shares: Any
 ) -> tuple[ChaosQuestion, ...]:
-    """Returns those of a run: made-up ones without nearly equal scores."""
+    """Returns those of a run: made-up ones without nearly equal scores, and some on documents."""
     different = made_up_questions(QUESTIONS)
     vectors = [np.frombuffer(each.vector or b"", dtype="<f4") for each in different]
     with LocalSearcher(index.dir) as searcher:
@@ -149,14 +158,34 @@ def drawn_questions(
         for question, result in zip(different, results, strict=True)
         if np.diff([hit.score for hit in result.hits]).max() < -SCORE_GAP_MIN
     ]
-    given = [clear[row % len(clear)] for row in range(count)]
+    given, of_documents = (
+        [clear[row % len(clear)] for row in range(count)],
+        questions_on_documents(),
+    )
+    rng = random.Random(f"{seed} documents")
+    live = [row for row in range(count) if rng.random() < document_share]
+    for row in live:
+        given[row] = rng.choice(of_documents), ()
     # Each text is new: an equal prompt would not be generated.
     asked = [
         structs.replace(question, text=f"{question.text} ({row})")
         for row, (question, _) in enumerate(given)
     ]
     drawn = chaos_questions(asked, seed, **shares)
-    return tuple(structs.replace(each, hits=given[each.row][1]) for each in drawn)
+    is_live = frozenset(live)
+    return tuple(
+        structs.replace(each, hits=given[each.row][1], is_live=each.row in is_live)
+        for each in drawn
+    )
+
+
+def questions_on_documents() -> list[Question]:
+    """Returns one about each document, with its vector."""
+    texts = [asked_of(number) for number in range(DOCUMENTS)]
+    rows = HashingEmbedder(DIMENSION).encode(texts).astype("<f4")
+    return [
+        Question(text=text, vector=row.tobytes()) for text, row in zip(texts, rows, strict=True)
+    ]
 
 
 def passages_of(index: BenchIndex) -> dict[str, Hit]:

@@ -16,13 +16,14 @@ import msgspec
 
 from bench.core.kafka import fresh_folder, kafka_settings
 from bench.core.spread import Spread, spreads
-from bench.core.stack import Stack
+from bench.core.stack import SERVICES, Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL, NLIST, made_up_index
 from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, TopicAudit
 from bench.reliability.chaos.check_answer import TOP_K
 from bench.reliability.chaos.coordinators import CoordinatorsAndLeaders
+from bench.reliability.chaos.document_load import DocumentLoad
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.files import DeployedFiles
 from bench.reliability.chaos.live import BROKERS, LLM_SERVERS, STEP_S, LiveRun, supervised
@@ -36,6 +37,7 @@ from bench.reliability.chaos.supervisor import ProcessSupervisor
 from bench.reliability.fault_proxy import FaultProxy
 from bench.reliability.slow_searcher import command as slow_searcher
 from carpool.clock import SystemClock
+from carpool.corpus.base_folders import bases_dir
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
@@ -70,15 +72,19 @@ DRAFTS = {
 }
 """Settings with which searches from a slow disk send drafts, and LLM servers are warmed."""
 
+WITH_INDEXER = (*SERVICES, "indexer")
+FRESH_BYTES = 800_000
+"""Of searchers with documents: a base is saved when half of them are full, after 120 changes."""
+
 Note = Callable[[str], None]
 
 
 class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked and broken. `settings`: environment variables of the services.
 
-    `wait_s_max`: the longest allowed time from a question to its answer; None: any. `packages`: of
-    a mutant. Without a mutant there are two LLM servers, which say what they have cached, and slow
-    searches with drafts.
+    `changes_per_s`: of documents; 0: there are none. `wait_s_max`: the longest allowed time from a
+    question to its answer; None: any. `packages`: of a mutant. Without a mutant there are two LLM
+    servers, which say what they have cached, and, without documents, slow searches with drafts.
     """
 
     questions: tuple[ChaosQuestion, ...]
@@ -86,6 +92,7 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float
     seed: int
     settings: dict[str, str]
+    changes_per_s: float = 0.0
     wait_s_max: float | None = None
     packages: Path | None = None
 
@@ -120,6 +127,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         run.begin()
         stalled_s = MUTANT_STALLED_S if plan.packages else STALLED_S
         took_s = _inject_until_answered(run, injector, stalled_s, note)
+        run.documents.fetch_all()
         sent = run.end_load()
         offsets = committed_offsets(run.kafka)
         run.stack.stop_services()
@@ -127,9 +135,12 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         open_at_end = run.open_transactions()
         note("reading every topic to its end")
         started_ms = int(run.started_s * 1_000)
-        audit = TopicAudit(started_ms, plan.questions, passages_of(index))
+        questions = (*plan.questions, *run.documents.asked)
+        audit = TopicAudit(started_ms, questions, passages_of(index))
         read_topics(run.kafka, audit)
-        found = audit.result(sent, run.states.removed, run.states.deleted_ms, offsets)
+        found = audit.result(
+            sent, run.states.removed, run.states.deleted_ms, offsets, run.documents.changed
+        )
         injected, exits = injector.injected, run.supervisor.exits
         needed = found.generated + found.texts
         calls_per_s = plan.rate_per_s * needed / max(1, found.published)
@@ -198,6 +209,13 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
                 rate_per_s=plan.rate_per_s,
                 seed=plan.seed,
             ),
+            documents=DocumentLoad(
+                kafka,
+                rate_per_s=plan.changes_per_s,
+                duration_s=len(plan.questions) / plan.rate_per_s,
+                seed=plan.seed,
+            ),
+            bases=bases_dir(files.index),
             replays=LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0))),
             dead={each.id for each in failing if each.fails == ALWAYS},
         )
@@ -209,12 +227,13 @@ def _stack(
     own = ENVIRONMENT | {"CARPOOL_WORKFLOW_MODULES": str(files.programs)}
     more: dict[str, Any] = {"python_path": plan.packages}
     if plan.packages is None:
+        more = {"kv_folder": sockets, "llm_servers": len(LLM_SERVERS)}
+    if plan.changes_per_s:
+        own |= {"CARPOOL_SEARCHER_FRESH_BYTES": str(FRESH_BYTES)}
+        more["services"] = WITH_INDEXER
+    elif plan.packages is None:
         own |= DRAFTS
-        more = {
-            "kv_folder": sockets,
-            "commands": {"searcher": slow_searcher(DISK_BYTES_PER_S)},
-            "llm_servers": len(LLM_SERVERS),
-        }
+        more["commands"] = {"searcher": slow_searcher(DISK_BYTES_PER_S)}
     return Stack(
         bootstrap=kafka.bootstrap,
         index_dir=files.index,

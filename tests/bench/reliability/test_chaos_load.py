@@ -39,7 +39,13 @@ from schemas.headers import DEADLINE_HEADER, TENANT_HEADER
 from tests.waiting import WAIT_S
 
 GIVEN = [Question(text=f"what of {number}", vector=bytes(4)) for number in range(4_000)]
-VICTIMS = {"members": ["grouper-1", "searcher-1"], "brokers": ["broker-1"], "LLM servers": ["llm"]}
+VICTIMS = {
+    "members": ["grouper-1", "searcher-1"],
+    "brokers": ["broker-1"],
+    "LLM servers": ["llm"],
+    "indexers": ["indexer-1"],
+    "searchers": ["searcher-1"],
+}
 
 
 def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kinds() -> None:
@@ -127,6 +133,14 @@ class FakeRun:
     states: NetworkFaults = field(default_factory=lambda: NetworkFaults(print, {}))
     work: dict[str, int] = field(default_factory=dict)
     transactions: list[bool] = field(default_factory=list)
+    saves: list[str | None] = field(default_factory=list)
+    is_swapping: bool = False
+
+    def saver(self) -> str | None:
+        return self.saves.pop(0) if self.saves else None
+
+    def are_swapping(self) -> bool:
+        return self.is_swapping
 
     def now_s(self) -> float:
         return 100.0
@@ -192,6 +206,24 @@ def test_a_kill_in_a_transaction_resumes_the_victim_until_its_transaction_has_re
     faults.step()
     assert log[:5] == ["pause", "resume", "pause", "resume", "pause"] and log[-1] == "kill"
     assert [each.in_transaction for each in faults.injected] == [True]
+
+
+def test_a_kill_at_a_base_waits_for_a_save_or_a_swap() -> None:
+    supervisor, processes = supervised()
+    run = FakeRun(supervisor)
+    faults = injector(run, a_fault("kill in a save", "indexer-1"))
+    faults.step()
+    assert not faults.injected
+    run.saves = [None, "indexer-1"]
+    faults.pending.append(a_fault("kill in a swap", "searcher-1"))
+    faults.step()
+    run.answers += 1
+    faults.step()
+    assert [each.victim for each in faults.injected] == ["indexer-1"], "no swap yet"
+    run.is_swapping = True
+    faults.step()
+    assert [each.victim for each in faults.injected] == ["indexer-1", "searcher-1"]
+    assert processes["indexer-1"].log == processes["searcher-1"].log == ["kill"]
 
 
 @pytest.mark.kafka
