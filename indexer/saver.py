@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
@@ -234,15 +234,17 @@ class BaseSaver:
         self._clean(base)
         name = f"{began_us // 1_000_000}-{os.getpid()}"
         out_dir = bases_dir(self._index_dir) / name
-        saved = BaseFacts(
-            position=cut.position,
-            vectors=cut.vectors,
-            topic=cut.topic,
-            vectors_topic=follower.vectors_topic,
-        )
+        at: dict[str, Any] = {
+            "position": cut.position,
+            "vectors": cut.vectors,
+            "topic": cut.topic,
+            "vectors_topic": follower.vectors_topic,
+        }
         fresh = self._fresh(facts.vectors, cut, closing)
         progress = _UntilEnd(closing)
-        manifest = save_base(folder, out_dir, saved, cut.hidden, fresh, self._clock, progress)
+        manifest = save_base(
+            folder, out_dir, BaseFacts(**at), cut.hidden, fresh, self._clock, progress
+        )
         if follower.wanted is not None and follower.wanted.retrain and manifest.row_count:
             merged, name, out_dir = out_dir, f"{name}-new", out_dir.with_name(f"{name}-new")
             manifest = retrain(merged, out_dir, self._settings, self._clock, progress)
@@ -254,22 +256,14 @@ class BaseSaver:
             index_version=manifest.index_version,
             folder=name,
             predecessor=None if last is None else last.name,
-            position=cut.position,
-            vectors=cut.vectors,
-            topic=cut.topic,
-            vectors_topic=follower.vectors_topic,
             rows=manifest.row_count,
             saved_ms=now_us // 1_000,
+            **at,
         )
         self._announce(announced)
         self._metrics.bases_saved.inc()
-        log.info(
-            "a base was saved",
-            base=announced.name,
-            folder=str(out_dir),
-            rows=announced.rows,
-            took_us=now_us - began_us,
-        )
+        took_us = now_us - began_us
+        log.info("a base was saved", base=announced.name, rows=announced.rows, took_us=took_us)
 
     def _fresh(
         self, starts: Position, cut: Cut, closing: threading.Event

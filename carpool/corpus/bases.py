@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.kafka.records import Message
-from schemas.document import Base
+from schemas.document import Base, BaseWanted
 from schemas.events import EVENT_TYPES
 from schemas.record import header
 
@@ -21,6 +21,8 @@ class Bases:
 
     def __init__(self) -> None:
         self._line: list[Base] = []
+        self.wanted: BaseWanted | None = None
+        """What somebody has asked for since the last base was announced."""
 
     @property
     def current(self) -> Base | None:
@@ -44,6 +46,7 @@ class Bases:
         if not is_next and not is_of_new_index:
             return False
         self._line = [*self._line[1 - KEPT :], base]
+        self.wanted = None
         return True
 
     def knows(self, name: str) -> bool:

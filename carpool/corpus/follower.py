@@ -81,7 +81,6 @@ class CorpusFollower:
         self._base = base
         self._topic = base.topic
         self._bases = Bases()
-        self._wanted: BaseWanted | None = None
         self._has_heard = False  # all that was said of bases so far
         self._kafka = kafka
         self._clock = clock
@@ -103,7 +102,7 @@ class CorpusFollower:
     @property
     def wanted(self) -> BaseWanted | None:
         """What somebody has asked for since the last base was announced."""
-        return self._wanted if self._has_heard else None
+        return self._bases.wanted if self._has_heard else None
 
     @property
     def newer_base(self) -> Base | None:
@@ -199,7 +198,7 @@ class CorpusFollower:
         self._waiting.clear()
         self._ends_read.clear()
         self._has_heard = False
-        self._bases, self._wanted = Bases(), None
+        self._bases = Bases()
         of_bases = {at: reader.bounds(at)[0] for at in reader.partitions(BASES.name)}
         reader.add(starts | of_bases)
         self._reach(self._next)
@@ -235,10 +234,10 @@ class CorpusFollower:
 
     def _hear(self, message: Message) -> None:
         """A base was announced, or is asked for."""
-        if not is_announcement(message):
-            self._wanted = decode(BaseWanted, message.value, message.headers)
-        elif self._bases.announced(decode(Base, message.value, message.headers)):
-            self._wanted = None
+        if is_announcement(message):
+            self._bases.announced(decode(Base, message.value, message.headers))
+        else:
+            self._bases.wanted = decode(BaseWanted, message.value, message.headers)
 
     def _fold_waiting(self) -> None:
         """Folds what was read, as far as there is room."""

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from bench.reliability.chaos.answers import AnswerAudit, PublishedQuestion, is_stale
+from bench.reliability.chaos.audit_result import AuditResult
 from bench.reliability.chaos.document_audit import CORPUS_TOPICS, DocumentAudit
 from bench.reliability.chaos.document_truth import Acknowledged, DocumentTruth
 from bench.reliability.chaos.questions import ChaosQuestion
@@ -71,40 +72,6 @@ SIDE_BY_SIDE_MAX = 3
 def place_of(source: Source | None) -> str:
     """Returns the input record that a record names."""
     return "nowhere" if source is None else source.place
-
-
-class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts over all input records.
-
-    `statuses`: of the answers; `stale` counts those that failed because documents came too late.
-    `letters` and `replays`: dead letters, and records that replayed
-    one. `removed`: without an answer, because the run removed records of them. `generated`: `ok`
-    answers that repeat no other. `reused`: ids that have only the answer to an equal prompt.
-    `workflows`: `ok` answers of these; `steps`: records of their steps, `texts` of which were
-    generated. `read_again`: workflows that were open when offsets were deleted. `unfinished`: calls
-    that these, and withdrawn and late questions, may have had beyond the counted ones.
-    `slowest_s`: the longest time from a question to its answer. `documents`: counts of the corpus.
-    `wrong`: how many of each kind.
-    `violations`: up to 20 of each kind, with the places where the record was seen.
-    """
-
-    published: int
-    statuses: dict[str, int]
-    stale: int
-    letters: int
-    replays: int
-    removed: int
-    generated: int
-    reused: int
-    workflows: int
-    steps: int
-    texts: int
-    read_again: int
-    unfinished: int
-    slowest_s: float
-    documents: dict[str, int]
-    wrong: dict[str, int]
-    violations: tuple[str, ...]
 
 
 class TopicAudit:
@@ -252,14 +219,7 @@ class TopicAudit:
         unanswered = self._published.keys() - self._seen[topics.ANSWERS.name].keys()
         lost = unanswered - set(removed)
         waiting = {record for record in lost if self._waits(record, committed or self.ends)}
-        wrong = {
-            **self._wrong(lost - waiting, again),
-            NOT_FINISHED: sorted(waiting),
-            OTHER_HEADERS: sorted(place for place, own in self._headers.items() if len(own) > 1),
-            **self._judge.wrong(self._answers, self._published, self._versions),
-        }
-        for what, records in self._documents.wrong(changed).items():
-            wrong[what] = [*wrong.get(what, ()), *records]
+        wrong = self._all_wrong(lost - waiting, waiting, again, changed)
         return AuditResult(
             published=len(self._published),
             statuses=dict(sorted(Counter(each.status for each in answers).items())),
@@ -326,6 +286,24 @@ class TopicAudit:
             if self._is_workflow(asked)
             if any(asked.at_ms <= at_ms <= ends_ms.get(record, at_ms) for at_ms in times_ms)
         }
+
+    def _all_wrong(
+        self,
+        lost: Collection[str],
+        waiting: Collection[str],
+        again: Collection[str],
+        changed: Iterable[Acknowledged],
+    ) -> dict[str, list[str]]:
+        """Returns the input records, or other places, by what is wrong."""
+        wrong = {
+            **self._wrong(lost, again),
+            NOT_FINISHED: sorted(waiting),
+            OTHER_HEADERS: sorted(place for place, own in self._headers.items() if len(own) > 1),
+            **self._judge.wrong(self._answers, self._published, self._versions),
+        }
+        for what, records in self._documents.wrong(changed).items():
+            wrong[what] = [*wrong.get(what, ()), *records]
+        return wrong
 
     def _wrong(self, lost: Collection[str], again: Collection[str]) -> dict[str, list[str]]:
         """Returns the input records with a wrong number of records, by what is wrong."""

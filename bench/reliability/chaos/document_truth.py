@@ -74,7 +74,7 @@ class DocumentTruth:
                     doc_id=key.passage(number, len(passages)),
                     score=0.0,
                     cluster=ClusterId(0),
-                    title=document.title,
+                    title=document.title or "",
                     text=each.text,
                     metadata=document.metadata,
                 )

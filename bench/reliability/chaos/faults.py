@@ -102,9 +102,9 @@ class FaultInjector:
         """Waits for a moment for a base that is being saved, or was saved just now."""
         run = self.run
         for _ in range(TRIES_MAX):
-            victim = run.saver()
+            victim = run.bases.saver()
             if KINDS[fault.kind].hits == "searchers":
-                victim = fault.victims[0] if run.are_swapping() else None
+                victim = fault.victims[0] if run.bases.are_swapping() else None
             if victim is not None and run.supervisor.is_up(victim):
                 self.sleep(self.rng.uniform(0.0, BASE_S))
                 return self._hit(fault, victim)

@@ -42,12 +42,42 @@ INSTANCES = instances_of(SERVICES)
 LLM_SERVERS = member_names("llm", 2)
 
 
+class SavedBases:
+    """The saved bases of a run."""
+
+    def __init__(self, folder: Path, stack: Stack) -> None:
+        self._folder, self._stack = folder, stack
+
+    def saver(self) -> str | None:
+        """Returns the indexer that saves a base now: its process id is in the name of the base."""
+        pids = {self._stack[name].pid: name for name in self._stack.instances("indexer")}
+        for folder, saved_s in self._saved_s().items():
+            if saved_s is None and (pid := folder.rpartition("-")[2]).isdigit():
+                return pids.get(int(pid))
+        return None
+
+    def are_swapping(self) -> bool:
+        """Whether a base was saved a moment ago."""
+        return any(
+            saved_s is not None and time.time() - saved_s < SWAP_S
+            for saved_s in self._saved_s().values()
+        )
+
+    def _saved_s(self) -> dict[str, float | None]:
+        """Returns when each base was saved; None: it is not yet."""
+        found = dict[str, float | None]()
+        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
+            found[folder.name] = None
+            with suppress(FileNotFoundError):
+                found[folder.name] = (folder / MANIFEST_NAME).stat().st_mtime
+        return found
+
+
 @dataclass(slots=True, kw_only=True)
 class LiveRun:
     """A run in progress. Times are seconds since `begin`. `dead`: ids that become dead letters.
 
     `coordinators`: not through the proxies, as a broken network hides nothing from the injector.
-    `bases`: the folder of saved bases.
     """
 
     cluster: KafkaCluster
@@ -61,7 +91,7 @@ class LiveRun:
     stand_ins: Mapping[str, LlmStandIn]
     load: SteadyLoad
     documents: DocumentLoad
-    bases: Path
+    bases: SavedBases
     replays: LetterReplays
     dead: Set[str]
     started_s: float = field(default=0.0, init=False)
@@ -105,30 +135,6 @@ class LiveRun:
             return self.coordinators.is_open(name, with_records=with_records)
         except RetryableError:
             return False
-
-    def saver(self) -> str | None:
-        """Returns the indexer that saves a base now: its process id is in the name of the base."""
-        pids = {self.stack[name].pid: name for name in self.stack.instances("indexer")}
-        for folder, saved_s in self._bases().items():
-            if saved_s is None and (pid := folder.rpartition("-")[2]).isdigit():
-                return pids.get(int(pid))
-        return None
-
-    def are_swapping(self) -> bool:
-        """Whether a base was saved a moment ago."""
-        return any(
-            saved_s is not None and time.time() - saved_s < SWAP_S
-            for saved_s in self._bases().values()
-        )
-
-    def _bases(self) -> dict[str, float | None]:
-        """Returns when each base was saved; None: it is not yet."""
-        found = dict[str, float | None]()
-        for folder in self.bases.iterdir() if self.bases.is_dir() else ():
-            found[folder.name] = None
-            with suppress(FileNotFoundError):
-                found[folder.name] = (folder / MANIFEST_NAME).stat().st_mtime
-        return found
 
     def brokers_are_whole(self) -> bool:
         """Whether every broker is up and has every copy of every partition."""

@@ -20,13 +20,21 @@ from bench.core.stack import SERVICES, Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL, NLIST, made_up_index
-from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, TopicAudit
+from bench.reliability.chaos.audit import INPUTS, READ, TopicAudit
+from bench.reliability.chaos.audit_result import AuditResult
 from bench.reliability.chaos.check_answer import TOP_K
 from bench.reliability.chaos.coordinators import CoordinatorsAndLeaders
 from bench.reliability.chaos.document_load import DocumentLoad
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.files import DeployedFiles
-from bench.reliability.chaos.live import BROKERS, LLM_SERVERS, STEP_S, LiveRun, supervised
+from bench.reliability.chaos.live import (
+    BROKERS,
+    LLM_SERVERS,
+    STEP_S,
+    LiveRun,
+    SavedBases,
+    supervised,
+)
 from bench.reliability.chaos.llm_calls import LlmStandIn, break_on
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad
 from bench.reliability.chaos.network import NetworkFaults
@@ -209,16 +217,16 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
                 rate_per_s=plan.rate_per_s,
                 seed=plan.seed,
             ),
-            documents=DocumentLoad(
-                kafka,
-                rate_per_s=plan.changes_per_s,
-                duration_s=len(plan.questions) / plan.rate_per_s,
-                seed=plan.seed,
-            ),
-            bases=bases_dir(files.index),
+            documents=_documents(kafka, plan),
+            bases=SavedBases(bases_dir(files.index), stack),
             replays=LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0))),
             dead={each.id for each in failing if each.fails == ALWAYS},
         )
+
+
+def _documents(kafka: KafkaSettings, plan: ChaosPlan) -> DocumentLoad:
+    duration_s = len(plan.questions) / plan.rate_per_s
+    return DocumentLoad(kafka, rate_per_s=plan.changes_per_s, duration_s=duration_s, seed=plan.seed)
 
 
 def _stack(
