@@ -136,6 +136,10 @@ class FakeRun:
     saves: list[str | None] = field(default_factory=list)
     is_swapping: bool = False
 
+    @property
+    def bases(self) -> FakeRun:
+        return self
+
     def saver(self) -> str | None:
         return self.saves.pop(0) if self.saves else None
 
