@@ -177,7 +177,7 @@ class BaseSaver:
                 self._follow(closing)
             except _EndedError:
                 return
-            except CarpoolError as error:
+            except (CarpoolError, OSError) as error:  # another saver may have removed the folder
                 log.error("no base can be saved", error=str(error))
                 closing.wait(RETRY_S)
             except Exception:

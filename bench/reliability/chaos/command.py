@@ -104,8 +104,9 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
         planned.CHANGES: options.states,
         planned.AT_BASES: max(1, options.kills // AT_BASE_EACH) if has_documents else 0,
     }
-    instances = instances_of(WITH_INDEXER if has_documents else SERVICES)
-    # That one has the documents of the first index.
+    # Indexers are often idle, and then not hit: they are there twice.
+    instances = instances_of((*WITH_INDEXER, "indexer") if has_documents else SERVICES)
+    # It has the documents of the first index.
     without = "newer index" if has_documents else None
     faults = [
         fault
