@@ -13,12 +13,7 @@ from bench.reliability.chaos.check_answer import (
     wrong_in,
     wrong_in_workflow,
 )
-from bench.reliability.chaos.document_audit import (
-    BEFORE_BOUND,
-    NOT_NEAREST,
-    OLD_TEXT,
-    DocumentAudit,
-)
+from bench.reliability.chaos.document_audit import is_stale
 from bench.reliability.chaos.questions import ALWAYS, ChaosQuestion
 from schemas.answer import Answer
 from schemas.headers import DEADLINE_HEADER, REPLAYED_FROM_HEADER, TENANT_HEADER
@@ -29,10 +24,7 @@ FAILED = "failed without a cause in the load"
 OTHER_PASSAGES = "other passages than without faults"
 OTHER_TENANT = "an answer to another tenant"
 AGAIN = "generated again"
-KINDS = (
-    *(FAILED, OTHER_PASSAGES, OTHER_TEXT, OTHER_CITED, OTHER_TENANT, AGAIN),
-    *(OLD_TEXT, NOT_NEAREST, BEFORE_BOUND),
-)
+KINDS = (FAILED, OTHER_PASSAGES, OTHER_TEXT, OTHER_CITED, OTHER_TENANT, AGAIN)
 
 
 class PublishedQuestion(NamedTuple):
@@ -51,14 +43,8 @@ class PublishedQuestion(NamedTuple):
 class AnswerAudit:
     """Judges answers by the questions of the load and all passages, both by id."""
 
-    def __init__(
-        self,
-        questions: Mapping[str, ChaosQuestion],
-        corpus: Mapping[str, Hit],
-        documents: DocumentAudit,
-    ) -> None:
-        """`documents` judges the answers of questions about documents."""
-        self._questions, self._corpus, self._documents = questions, corpus, documents
+    def __init__(self, questions: Mapping[str, ChaosQuestion], corpus: Mapping[str, Hit]) -> None:
+        self._questions, self._corpus = questions, corpus
         self._nearest = Nearest(corpus)
 
     def wrong(
@@ -100,8 +86,7 @@ class AnswerAudit:
         """Yields what kinds of fields an answer with a text has wrong."""
         what: str | None = OTHER_TEXT
         if question.is_live:
-            yield from self._documents.of_answer(question, answer)
-            return
+            return  # another audit does this
         if question.workflow is None:
             found = [each.id for each in answer.retrieved]
             if answer.status == "ok" and found != [hit.doc_id for hit in question.hits]:
@@ -128,8 +113,3 @@ def _may_fail(
         deadline_ms = header(asked.headers, DEADLINE_HEADER)
         return deadline_ms is not None and written_ms >= int(deadline_ms)
     return question.fails == ALWAYS and asked.letter is None
-
-
-def is_stale(answer: Answer) -> bool:
-    """Whether a query ended because the documents that it waited for came too late."""
-    return answer.error is not None and answer.error.type == "stale"

@@ -12,10 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from bench.reliability.chaos.answers import AnswerAudit, PublishedQuestion, is_stale
-from bench.reliability.chaos.audit_result import AuditResult
-from bench.reliability.chaos.document_audit import CORPUS_TOPICS, DocumentAudit
-from bench.reliability.chaos.document_truth import Acknowledged, DocumentTruth
+from bench.reliability.chaos.answers import AnswerAudit, PublishedQuestion
 from bench.reliability.chaos.questions import ChaosQuestion
 from carpool.kafka.records import Message, TopicPartition
 from schemas import topics
@@ -46,15 +43,10 @@ INPUTS = {
 } | {"indexer": (topics.DOCUMENTS.name,)}
 """The topics that each service reads."""
 LETTERS = tuple(name + topics.DEAD_LETTER_SUFFIX for name in topics.QUERY_TOPICS)
-READ = tuple(
-    dict.fromkeys(
-        (
-            *(name for names in INPUTS.values() for name in names),
-            topics.ANSWERS.name,
-            *LETTERS,
-            *CORPUS_TOPICS,
-        )
-    )
+CORPUS = (topics.VECTORS.name, topics.BASES.name, topics.DOCUMENTS_DEAD.name)
+READ = (
+    *(name for names in INPUTS.values() for name in names),
+    *(topics.ANSWERS.name, *LETTERS, *CORPUS),
 )
 """The topics that are read."""
 INTERACTIVE = {batch.name: name for name, batch in topics.BATCH.items()}
@@ -74,6 +66,36 @@ def place_of(source: Source | None) -> str:
     return "nowhere" if source is None else source.place
 
 
+class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts over all input records.
+
+    `statuses`: of the answers. `letters` and `replays`: dead letters, and records that replayed
+    one. `removed`: without an answer, because the run removed records of them. `generated`: `ok`
+    answers that repeat no other. `reused`: ids that have only the answer to an equal prompt.
+    `workflows`: `ok` answers of these; `steps`: records of their steps, `texts` of which were
+    generated. `read_again`: workflows that were open when offsets were deleted. `unfinished`: calls
+    that these, and withdrawn and late questions, may have had beyond the counted ones.
+    `slowest_s`: the longest time from a question to its answer. `wrong`: how many of each kind.
+    `violations`: up to 20 of each kind, with the places where the record was seen.
+    """
+
+    published: int
+    statuses: dict[str, int]
+    letters: int
+    replays: int
+    removed: int
+    generated: int
+    reused: int
+    workflows: int
+    steps: int
+    texts: int
+    read_again: int
+    unfinished: int
+    slowest_s: float
+    wrong: dict[str, int]
+    violations: tuple[str, ...]
+
+
 class TopicAudit:
     """Takes every committed record, in any order, and then returns the result."""
 
@@ -83,8 +105,7 @@ class TopicAudit:
         """`started_ms`: when the run began, epoch milliseconds. `corpus`: all passages by id."""
         self._started_ms = started_ms
         self._questions = {each.id: each for each in questions}
-        self._documents = DocumentAudit(DocumentTruth(corpus))
-        self._judge = AnswerAudit(self._questions, corpus, self._documents)
+        self._judge = AnswerAudit(self._questions, corpus)
         self._published: dict[str, PublishedQuestion] = {}
         self._headers: dict[str, set[Headers]] = {}  # of all records of a question, as passed on
         self._versions: dict[str, int] = {}  # of the programs of workflows
@@ -107,8 +128,8 @@ class TopicAudit:
         run_s = (at.timestamp_ms - self._started_ms) / 1_000
         place = f"{at.partition}/{at.offset} at {run_s:.2f} s"
         topic = INTERACTIVE.get(at.topic, at.topic)
-        if at.topic in CORPUS_TOPICS:
-            self._documents.take(record)
+        if at.topic in (topics.DOCUMENTS.name, *CORPUS):
+            pass  # another audit takes these
         elif at.topic in LETTERS:
             self._letters += 1
         elif at.topic in topics.RETRY_TOPICS:
@@ -166,7 +187,6 @@ class TopicAudit:
         elif retrieval.is_final:
             steps = self._steps(retrieval.source.place, retrieval.query)
             self._note(topics.RETRIEVALS.name, retrieval.source, place, steps)
-            self._documents.retrieval(retrieval.source.place, retrieval)
 
     def _note(self, topic: str, source: Source | None, place: str, steps: int = 0) -> None:
         record = place_of(source)
@@ -200,7 +220,6 @@ class TopicAudit:
         removed: Collection[str] = (),
         deleted_ms: Sequence[int] = (),
         committed: Mapping[TopicPartition, int] | None = None,
-        changed: Iterable[Acknowledged] = (),
     ) -> AuditResult:
         """Returns the counts.
 
@@ -209,25 +228,27 @@ class TopicAudit:
         `deleted_ms`: when the offsets of the generator were deleted, epoch milliseconds. It read
         all records of workflows that were open again. `committed`: offsets; None: all is read. A
         question without an answer is not finished where a record of it is not committed, else lost.
-        `changed`: the changes of documents that the brokers acknowledged.
         """
         again = self._open_at(deleted_ms)
         answers = [answer for answer, _ in self._answers.values()]
         ok = [each for each in answers if each.status == "ok"]
-        made = [each for each in ok if not each.replayed and not each.fetched]
         own = {each.query_id for each in ok if not each.replayed}
         unanswered = self._published.keys() - self._seen[topics.ANSWERS.name].keys()
         lost = unanswered - set(removed)
         waiting = {record for record in lost if self._waits(record, committed or self.ends)}
-        wrong = self._all_wrong(lost - waiting, waiting, again, changed)
+        wrong = {
+            **self._wrong(lost - waiting, again),
+            NOT_FINISHED: sorted(waiting),
+            OTHER_HEADERS: sorted(place for place, own in self._headers.items() if len(own) > 1),
+            **self._judge.wrong(self._answers, self._published, self._versions),
+        }
         return AuditResult(
             published=len(self._published),
             statuses=dict(sorted(Counter(each.status for each in answers).items())),
-            stale=sum(map(is_stale, answers)),
             letters=self._letters,
             replays=len(self._replayed()),
             removed=len(unanswered & set(removed)),
-            generated=len(made),
+            generated=sum(not each.replayed and not each.fetched for each in ok),
             reused=len({each.query_id for each in ok} - own),
             workflows=sum(map(self._is_workflow, ok)),
             steps=sum(steps for steps, _ in self._texts.values()),
@@ -235,7 +256,6 @@ class TopicAudit:
             read_again=len(again),
             unfinished=self._unfinished(again, answers),
             slowest_s=max(map(self._wait_ms, self._answers.values()), default=0) / 1_000,
-            documents=self._documents.counts(),
             wrong={what: len(records) for what, records in wrong.items()}
             | self._repeated(Counter(acknowledged), again),
             violations=tuple(
@@ -286,24 +306,6 @@ class TopicAudit:
             if self._is_workflow(asked)
             if any(asked.at_ms <= at_ms <= ends_ms.get(record, at_ms) for at_ms in times_ms)
         }
-
-    def _all_wrong(
-        self,
-        lost: Collection[str],
-        waiting: Collection[str],
-        again: Collection[str],
-        changed: Iterable[Acknowledged],
-    ) -> dict[str, list[str]]:
-        """Returns the input records, or other places, by what is wrong."""
-        wrong = {
-            **self._wrong(lost, again),
-            NOT_FINISHED: sorted(waiting),
-            OTHER_HEADERS: sorted(place for place, own in self._headers.items() if len(own) > 1),
-            **self._judge.wrong(self._answers, self._published, self._versions),
-        }
-        for what, records in self._documents.wrong(changed).items():
-            wrong[what] = [*wrong.get(what, ()), *records]
-        return wrong
 
     def _wrong(self, lost: Collection[str], again: Collection[str]) -> dict[str, list[str]]:
         """Returns the input records with a wrong number of records, by what is wrong."""

@@ -39,14 +39,12 @@ OTHER_MODEL: dict[str, Any] = {"vector": [1.0], "embedding_model": "another"}
 
 
 class DocumentLoad(threading.Thread):
-    """Changes documents for `duration_s`, and asks for what was changed, see `changed` and `asked`.
-
-    `sent` are the ids of all its queries.
-    """
+    """Changes documents for `duration_s`, and asks for what was changed: `changed` and `asked`."""
 
     def __init__(
-        self, kafka: KafkaSettings, *, rate_per_s: float, duration_s: float, seed: int
+        self, kafka: KafkaSettings, rate_per_s: float, duration_s: float, seed: int
     ) -> None:
+        """`rate_per_s`: 0: there are no documents."""
         super().__init__(name="documents", daemon=True)
         self._kafka = kafka
         self._settings = ClientSettings(publish_timeout_ms=int(PATIENCE_S * 1_000))
@@ -59,11 +57,6 @@ class DocumentLoad(threading.Thread):
         self._is_written = False
         self.changed: list[Acknowledged] = []
         self.asked: list[ChaosQuestion] = []
-
-    @property
-    def sent(self) -> list[str]:
-        """The ids of its queries so far."""
-        return [each.id for each in self.asked]
 
     @property
     def is_writing(self) -> bool:

@@ -15,7 +15,7 @@ from carpool.embedding.hashing import HashingEmbedder
 from carpool.kafka.records import Message
 from indexer.corpus import passage_text
 from producers.documents import Put
-from schemas.document import DocumentKey, Position
+from schemas.document import Corpus, DocumentKey, Position
 from schemas.document_codec import decode_document
 from schemas.hit import Hit
 from schemas.record import ClusterId
@@ -86,6 +86,12 @@ class DocumentTruth:
         self.places[at.partition, at.offset] = key.shown, made
         self.ends[at.partition] = at.offset
 
+    def has(self, change: Acknowledged) -> bool:
+        """Whether a change is where the brokers said."""
+        place = change.put.partition, change.put.offset
+        name, made = self.places.get(place, ("", Revision(OF_INDEX)))
+        return name == change.key.shown and not (change.is_delete and made.hits)
+
     def since(self, name: str, position: Position) -> list[Revision]:
         """Returns the revision of a document that is the newest at a position, and later ones."""
         revisions = self._revisions.get(name, [Revision(OF_INDEX)])
@@ -112,3 +118,8 @@ class DocumentTruth:
         """Returns the vector of a question."""
         vector: Float32 = self._embedder.encode([text])[0]
         return vector
+
+
+def position_of(corpus: Corpus | None) -> Position:
+    """Returns the position of what was searched: of an index alone that of no document."""
+    return {} if corpus is None else corpus.position

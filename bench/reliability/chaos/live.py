@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from bench.core.stack import SERVICES, Stack, member_names
 from bench.core.topic_recorder import TopicRecorder
+from bench.reliability.chaos.base_watch import BaseWatch
 from bench.reliability.chaos.coordinators import CoordinatorsAndLeaders
 from bench.reliability.chaos.document_load import DocumentLoad
 from bench.reliability.chaos.llm_calls import LlmStandIn
@@ -18,7 +17,6 @@ from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import MEMBERS
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
-from carpool.disk.manifest import MANIFEST_NAME
 from carpool.errors import RetryableError
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
@@ -29,8 +27,6 @@ from schemas.topics import ANSWERS
 
 STEP_S = 0.05
 BROKERS = ("broker-1", "broker-2", "broker-3")
-SWAP_S = 1.0
-"""After a base was saved, searchers open it within this time."""
 
 
 def instances_of(services: Iterable[str]) -> tuple[str, ...]:
@@ -40,37 +36,6 @@ def instances_of(services: Iterable[str]) -> tuple[str, ...]:
 
 INSTANCES = instances_of(SERVICES)
 LLM_SERVERS = member_names("llm", 2)
-
-
-class SavedBases:
-    """The saved bases of a run."""
-
-    def __init__(self, folder: Path, stack: Stack) -> None:
-        self._folder, self._stack = folder, stack
-
-    def saver(self) -> str | None:
-        """Returns the indexer that saves a base now: its process id is in the name of the base."""
-        pids = {self._stack[name].pid: name for name in self._stack.instances("indexer")}
-        for folder, saved_s in self._saved_s().items():
-            if saved_s is None and (pid := folder.rpartition("-")[2]).isdigit():
-                return pids.get(int(pid))
-        return None
-
-    def are_swapping(self) -> bool:
-        """Whether a base was saved a moment ago."""
-        return any(
-            saved_s is not None and time.time() - saved_s < SWAP_S
-            for saved_s in self._saved_s().values()
-        )
-
-    def _saved_s(self) -> dict[str, float | None]:
-        """Returns when each base was saved; None: it is not yet."""
-        found = dict[str, float | None]()
-        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
-            found[folder.name] = None
-            with suppress(FileNotFoundError):
-                found[folder.name] = (folder / MANIFEST_NAME).stat().st_mtime
-        return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +56,7 @@ class LiveRun:
     stand_ins: Mapping[str, LlmStandIn]
     load: SteadyLoad
     documents: DocumentLoad
-    bases: SavedBases
+    bases: BaseWatch
     replays: LetterReplays
     dead: Set[str]
     started_s: float = field(default=0.0, init=False)
@@ -108,7 +73,7 @@ class LiveRun:
         self.load.end()
         self.documents.end()
         self.replays.end()
-        return self.load.sent + self.documents.sent
+        return self.load.sent + [each.id for each in self.documents.asked]
 
     def now_s(self) -> float:
         """Returns the seconds since the run began."""

@@ -100,11 +100,9 @@ class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
         return KINDS[self.kind].sort
 
 
-def shares_of(sort: str, without: Kind | None = None) -> dict[Kind, float]:
-    """Returns the share of each kind of a sort; `without` one, those of the others are larger."""
-    found = {kind: each.share for kind, each in KINDS.items() if each.sort == sort}
-    left = 1 - found.pop(without, 0.0) if without is not None else 1.0
-    return {kind: share / left for kind, share in found.items()}
+def shares_of(sort: str) -> dict[Kind, float]:
+    """Returns the share of each kind of a sort."""
+    return {kind: each.share for kind, each in KINDS.items() if each.sort == sort}
 
 
 def plan_faults(

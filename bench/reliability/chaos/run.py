@@ -20,21 +20,16 @@ from bench.core.stack import SERVICES, Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL, NLIST, made_up_index
-from bench.reliability.chaos.audit import INPUTS, READ, TopicAudit
-from bench.reliability.chaos.audit_result import AuditResult
+from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, TopicAudit
+from bench.reliability.chaos.base_watch import BaseWatch
 from bench.reliability.chaos.check_answer import TOP_K
 from bench.reliability.chaos.coordinators import CoordinatorsAndLeaders
+from bench.reliability.chaos.document_audit import DocumentAudit, DocumentResult
 from bench.reliability.chaos.document_load import DocumentLoad
+from bench.reliability.chaos.document_truth import DocumentTruth
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.files import DeployedFiles
-from bench.reliability.chaos.live import (
-    BROKERS,
-    LLM_SERVERS,
-    STEP_S,
-    LiveRun,
-    SavedBases,
-    supervised,
-)
+from bench.reliability.chaos.live import BROKERS, LLM_SERVERS, STEP_S, LiveRun, supervised
 from bench.reliability.chaos.llm_calls import LlmStandIn, break_on
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad
 from bench.reliability.chaos.network import NetworkFaults
@@ -51,7 +46,7 @@ from carpool.kafka.admin import create_topics
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.embedded import free_port
 from carpool.kafka.librdkafka.committed import committed_so_far
-from carpool.kafka.records import TopicPartition
+from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from carpool.testing.kafka import KafkaCluster
@@ -117,6 +112,7 @@ class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
 
     took_s: float
     audit: AuditResult
+    documents: DocumentResult
     injected: tuple[InjectedFault, ...]
     not_injected: tuple[PlannedFault, ...]
     faults: dict[str, int]
@@ -144,11 +140,13 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         note("reading every topic to its end")
         started_ms = int(run.started_s * 1_000)
         questions = (*plan.questions, *run.documents.asked)
-        audit = TopicAudit(started_ms, questions, passages_of(index))
-        read_topics(run.kafka, audit)
-        found = audit.result(
-            sent, run.states.removed, run.states.deleted_ms, offsets, run.documents.changed
-        )
+        passages = passages_of(index)
+        audit = TopicAudit(started_ms, questions, passages)
+        documents = DocumentAudit(questions, DocumentTruth(passages))
+        for record in records_of(run.kafka):
+            audit.take(record)
+            documents.take(record)
+        found = audit.result(sent, run.states.removed, run.states.deleted_ms, offsets)
         injected, exits = injector.injected, run.supervisor.exits
         needed = found.generated + found.texts
         calls_per_s = plan.rate_per_s * needed / max(1, found.published)
@@ -159,6 +157,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         return ChaosRun(
             took_s=took_s,
             audit=found,
+            documents=documents.result(run.documents.changed),
             injected=tuple(injected),
             not_injected=tuple(injector.pending),
             faults=dict(sorted(Counter(each.kind for each in injected).items())),
@@ -217,16 +216,13 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
                 rate_per_s=plan.rate_per_s,
                 seed=plan.seed,
             ),
-            documents=_documents(kafka, plan),
-            bases=SavedBases(bases_dir(files.index), stack),
+            documents=DocumentLoad(
+                kafka, plan.changes_per_s, len(plan.questions) / plan.rate_per_s, plan.seed
+            ),
+            bases=BaseWatch(bases_dir(files.index), stack),
             replays=LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0))),
             dead={each.id for each in failing if each.fails == ALWAYS},
         )
-
-
-def _documents(kafka: KafkaSettings, plan: ChaosPlan) -> DocumentLoad:
-    duration_s = len(plan.questions) / plan.rate_per_s
-    return DocumentLoad(kafka, rate_per_s=plan.changes_per_s, duration_s=duration_s, seed=plan.seed)
 
 
 def _stack(
@@ -299,8 +295,8 @@ def committed_offsets(kafka: KafkaSettings) -> dict[TopicPartition, int]:
     return found
 
 
-def read_topics(kafka: KafkaSettings, audit: TopicAudit) -> None:
-    """Reads every topic to the end that a reader of committed records sees."""
+def records_of(kafka: KafkaSettings) -> Iterator[Message]:
+    """Yields all records of every topic, to the end that a reader of committed records sees."""
     config = {"fetch.message.max.bytes": MESSAGE_BYTES_MAX}
     with TopicReader(
         kafka, SystemClock(), name="bench-audit", timeout_s=READ_TIMEOUT_S, config=config
@@ -308,5 +304,4 @@ def read_topics(kafka: KafkaSettings, audit: TopicAudit) -> None:
         places = [
             at for topic in READ for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
         ]
-        for record in reader.read_to_end(places):
-            audit.take(record)
+        yield from reader.read_to_end(places)

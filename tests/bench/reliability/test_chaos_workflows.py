@@ -20,8 +20,6 @@ from bench.reliability.chaos.check_answer import (
     written,
     wrong_in_workflow,
 )
-from bench.reliability.chaos.document_audit import DocumentAudit
-from bench.reliability.chaos.document_truth import DocumentTruth
 from bench.reliability.chaos.questions import ChaosQuestion
 from carpool.embedding.hashing import HashingEmbedder
 from carpool.testing.run_program import run
@@ -189,10 +187,6 @@ def test_a_workflow_that_ended_before_its_first_step_may_have_been_open_then_too
     assert found.read_again == 2, "and one without an answer"
 
 
-def judge_of(question: ChaosQuestion) -> AnswerAudit:
-    return AnswerAudit({"w": question}, CORPUS, DocumentAudit(DocumentTruth({})))
-
-
 def test_another_text_than_that_of_the_program_is_found() -> None:
     topics = Topics()
     topics.answer(answer="another text")
@@ -201,7 +195,7 @@ def test_another_text_than_that_of_the_program_is_found() -> None:
 
 def test_a_first_search_with_passages_of_another_question_is_found() -> None:
     question = ChaosQuestion(id="w", text=QUESTION, workflow="recomp")
-    judge, answer = judge_of(question), right("recomp")
+    judge, answer = AnswerAudit({"w": question}, CORPUS), right("recomp")
     first, *others = answer.steps
     changed = msgspec.structs.replace(first, doc_ids=first.doc_ids[::-1])
     other = msgspec.structs.replace(answer, steps=(changed, *others))
@@ -212,7 +206,7 @@ def test_a_first_search_with_passages_of_another_question_is_found() -> None:
 
 def test_an_id_that_is_asked_again_may_get_the_answer_of_an_earlier_version() -> None:
     question = ChaosQuestion(id="w", text=QUESTION, workflow="side_by_side")
-    judge, first = judge_of(question), right("side_by_side")
+    judge, first = AnswerAudit({"w": question}, CORPUS), right("side_by_side")
     again = msgspec.structs.replace(first, replayed=True)
     places = [a_source(0).place, a_source(1).place]
     published = {place: PublishedQuestion("w", 0, KEY) for place in places}
