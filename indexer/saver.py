@@ -59,10 +59,12 @@ LOWEST = 19
 class Cut(NamedTuple):
     """A whole state of the fold: where it is, and what is fresh or hidden since the base.
 
-    `latest`: where the record of each fresh document is, by digest. `hidden`: digests of documents
-    of the base that were replaced or deleted.
+    `requests`: those before this offset of `rag.bases.v1` were heard before. `latest`: where the
+    record of each fresh document is, by digest. `hidden`: digests of documents of the base that
+    were replaced or deleted.
     """
 
+    requests: int
     position: Position
     vectors: Position
     topic: str
@@ -80,13 +82,13 @@ class _Counted:
         self._hidden: set[bytes] = set()
         self._next = dict(base.vectors)
         self._topic = base.topic
-        self._is_asked = threading.Event()
+        self._asked: int | None = None
         self._cut: Cut | None = None
 
-    def ask(self) -> None:
-        """Asks for a cut."""
+    def ask(self, requests: int) -> None:
+        """Asks for a cut: for `requests`, see `Cut`."""
         self._cut = None
-        self._is_asked.set()
+        self._asked = requests
 
     def taken(self) -> Cut | None:
         """Returns the cut that was asked for, when it is made."""
@@ -121,9 +123,10 @@ class _Counted:
         """Makes the cut that is wanted; see `Folded`."""
         if self.fold.is_behind:
             return False
-        if self._is_asked.is_set():
-            self._is_asked.clear()
+        if self._asked is not None:
+            requests, self._asked = self._asked, None
             self._cut = Cut(
+                requests,
                 self.fold.position,
                 dict(self._next),
                 self._topic,
@@ -201,7 +204,7 @@ class BaseSaver:
                 is_due = fold.used_bytes >= self._limit_bytes or follower.wanted is not None
                 if follower.not_ready() or not is_due:
                     continue
-                counted.ask()
+                counted.ask(follower.requests)
                 follower.touch()
                 while (cut := counted.taken()) is None and not closing.wait(LOOK_S / 10):
                     pass
@@ -245,7 +248,8 @@ class BaseSaver:
         manifest = save_base(
             folder, out_dir, BaseFacts(**at), cut.hidden, fresh, self._clock, progress
         )
-        if follower.wanted is not None and follower.wanted.retrain and manifest.row_count:
+        wanted = follower.wanted
+        if wanted is not None and wanted.retrain and manifest.row_count:
             merged, name, out_dir = out_dir, f"{name}-new", out_dir.with_name(f"{name}-new")
             manifest = retrain(merged, out_dir, self._settings, self._clock, progress)
             shutil.rmtree(merged)
@@ -256,6 +260,7 @@ class BaseSaver:
             index_version=manifest.index_version,
             folder=name,
             predecessor=None if last is None else last.name,
+            requests=cut.requests,
             rows=manifest.row_count,
             saved_ms=now_us // 1_000,
             **at,

@@ -135,7 +135,7 @@ class Corpus(Record, frozen=True, kw_only=True):
 
 
 class BaseWanted(Record, frozen=True, kw_only=True):
-    """Somebody asks for a base (`carpool corpus save`). The next one that is announced is it.
+    """Somebody asks for a base (`carpool corpus save`), of what is folded when it is heard.
 
     `retrain`: it gets new centroids.
     """
@@ -150,6 +150,7 @@ class Base(Record, frozen=True, kw_only=True):
     `vectors`: the next offset to read of each partition of `rag.vectors.v1`. `topic` and
     `vectors_topic`: the ids of both topics. It counts only if its `predecessor` is the current base
     (None: there was none). `rows`: its passages. `saved_ms`: epoch milliseconds, for people only.
+    `requests`: those before this offset of `rag.bases.v1` were heard before its state was taken.
     """
 
     name: Identifier
@@ -160,5 +161,6 @@ class Base(Record, frozen=True, kw_only=True):
     vectors: Position
     topic: str = ""
     vectors_topic: str = ""
+    requests: NonNegative = 0
     rows: Count = 0
     saved_ms: NonNegative = 0

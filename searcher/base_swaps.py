@@ -24,6 +24,7 @@ from searcher.in_hand import InHand
 _log = structlog.get_logger(__name__)
 
 LOOK_S = 0.1
+RETRY_S = 5.0
 SHORT_S = 0.002
 """How often it looks whether searches have ended."""
 
@@ -49,7 +50,6 @@ class BaseSwaps:
         self._index_dir = index_dir
         self._metrics = metrics.corpus
         self._clock = clock
-        self._failed: set[str] = set()
         self._ticks = 0
         self._closing = threading.Event()
         self.is_pausing = False
@@ -73,21 +73,32 @@ class BaseSwaps:
             if opened.follower is None:
                 return
             base = opened.follower.newer_base
-            if base is None or base.name in self._failed:
+            if base is None:
                 continue
             if base.index_version != opened.manifest.index_version:
                 self.trouble = (
                     f"the base {base.name} has new centroids: restart groupers and searchers"
                 )
             elif is_here(self._index_dir, base):
-                self.trouble = ""
-                self._swap(opened, base)
+                self._try(opened, base)
             else:
                 folder = bases_dir(self._index_dir) / base.folder
                 self.trouble = (
                     f"the base {base.name} is not at {folder}: copy this folder from the machine "
                     "of the indexer, or share it"
                 )
+
+    def _try(self, old: OpenSearcher, base: Base) -> None:
+        """Swaps, or says why it cannot: a folder that is being copied is whole later."""
+        try:
+            self._swap(old, base)
+            self.trouble = ""
+        except CarpoolError as error:
+            if self.is_pausing:
+                raise  # there is nothing left to search with
+            _log.error("a base cannot be opened", base=base.name, error=str(error))
+            self.trouble = f"the base {base.name} cannot be opened: {error}"
+            self._closing.wait(RETRY_S)
 
     def _swap(self, old: OpenSearcher, base: Base) -> None:
         began_us = self._clock.now_us()
@@ -96,15 +107,7 @@ class BaseSwaps:
             _log.warning("searches pause: two bases do not fit searcher.budget_bytes")
             self.is_pausing = True
             self._close(old)
-        try:
-            new = self._open_base(base)
-        except CarpoolError as error:
-            if pauses:
-                raise  # there is nothing left to search with
-            _log.error("a base cannot be opened", base=base.name, error=str(error))
-            self._failed.add(base.name)
-            self.trouble = f"the base {base.name} cannot be opened: {error}"
-            return
+        new = self._open_base(base)
         assert new.follower is not None, "it was opened with the documents after it"
         while new.follower.not_ready() and not self._closing.wait(SHORT_S):
             pass

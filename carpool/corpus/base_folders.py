@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from carpool.clock import Clock
-from carpool.corpus.bases import Bases, is_announcement
+from carpool.corpus.bases import Bases
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, is_newer, read_manifest
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
-from schemas.codec import decode
 from schemas.document import Base
 from schemas.topics import BASES
 
@@ -52,8 +51,7 @@ def base_to_open(index_dir: Path, kafka: KafkaSettings, clock: Clock) -> Base | 
     """
     bases = Bases()
     for message in read_topic(kafka, clock, BASES.name, name="bases"):
-        if is_announcement(message):
-            bases.announced(decode(Base, message.value, message.headers))
+        bases.hear(message)
     version = read_manifest(index_dir).index_version
     for base in reversed(bases.kept):
         if is_here(index_dir, base) and not is_newer(version, base.index_version):

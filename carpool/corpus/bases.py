@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from carpool.kafka.records import Message
+from schemas.codec import decode
 from schemas.document import Base, BaseWanted
 from schemas.events import EVENT_TYPES
 from schemas.record import header
@@ -22,7 +23,9 @@ class Bases:
     def __init__(self) -> None:
         self._line: list[Base] = []
         self.wanted: BaseWanted | None = None
-        """What somebody has asked for since the last base was announced."""
+        """What somebody asks for, and no base has met yet."""
+        self.next = 0
+        """The next offset to read after the last request."""
 
     @property
     def current(self) -> Base | None:
@@ -33,6 +36,14 @@ class Bases:
     def kept(self) -> tuple[Base, ...]:
         """The bases that may still be in use, the newest last."""
         return tuple(self._line[-KEPT:])
+
+    def hear(self, message: Message) -> bool:
+        """Takes the next record of `rag.bases.v1`; False: a base that does not count."""
+        if is_announcement(message):
+            return self.announced(decode(Base, message.value, message.headers))
+        self.wanted = decode(BaseWanted, message.value, message.headers)
+        self.next = message.source.offset + 1
+        return True
 
     def announced(self, base: Base) -> bool:
         """Takes the next announcement; False: it does not count, since another one was faster.
@@ -46,7 +57,8 @@ class Bases:
         if not is_next and not is_of_new_index:
             return False
         self._line = [*self._line[1 - KEPT :], base]
-        self.wanted = None
+        if base.requests >= self.next:
+            self.wanted = None
         return True
 
     def knows(self, name: str) -> bool:

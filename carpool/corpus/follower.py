@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from carpool.clock import Clock
-from carpool.corpus.bases import Bases, is_announcement
+from carpool.corpus.bases import Bases
 from carpool.corpus.fold import OLD_MS, Fold
 from carpool.errors import CarpoolError, ConfigError, RecordError, RetryableError
 from carpool.kafka.records import Message, TopicPartition
@@ -101,8 +101,13 @@ class CorpusFollower:
 
     @property
     def wanted(self) -> BaseWanted | None:
-        """What somebody has asked for since the last base was announced."""
+        """What somebody asks for, and no base has met yet."""
         return self._bases.wanted if self._has_heard else None
+
+    @property
+    def requests(self) -> int:
+        """The next offset of `rag.bases.v1` after the last request that was heard."""
+        return self._bases.next
 
     @property
     def newer_base(self) -> Base | None:
@@ -216,7 +221,7 @@ class CorpusFollower:
                 raise reader.unreadable(next(iter(reader.partitions(VECTORS.name))), error)
             for message in batch.messages:
                 if message.source.topic == BASES.name:
-                    self._hear(message)
+                    self._bases.hear(message)
                 else:
                     self._waiting.append(message)
             for at, offset in batch.ends.items():
@@ -231,13 +236,6 @@ class CorpusFollower:
                 self._fold.reached_end(partition)
             self._reach(self._ends_read)
             self._ends_read.clear()
-
-    def _hear(self, message: Message) -> None:
-        """A base was announced, or is asked for."""
-        if is_announcement(message):
-            self._bases.announced(decode(Base, message.value, message.headers))
-        else:
-            self._bases.wanted = decode(BaseWanted, message.value, message.headers)
 
     def _fold_waiting(self) -> None:
         """Folds what was read, as far as there is room."""

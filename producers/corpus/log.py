@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from carpool.clock import Clock
-from carpool.corpus.bases import Bases, is_announcement
+from carpool.corpus.bases import Bases
 from carpool.digest import digest_of
 from carpool.kafka.records import Message
 from carpool.kafka.settings import KafkaSettings
@@ -19,7 +19,7 @@ from carpool.kafka.topic_ids import TopicIds
 from carpool.kafka.topic_reader import read_topic
 from producers.corpus.plan import digest_of_content
 from schemas.codec import check_envelope, decode
-from schemas.document import Base, DocumentKey, DocumentVectors, parse_key
+from schemas.document import DocumentKey, DocumentVectors, parse_key
 from schemas.document_codec import decode_document
 from schemas.errors import RecordError
 from schemas.topics import BASES, DOCUMENTS, VECTORS
@@ -152,8 +152,7 @@ def corpus_state(kafka: KafkaSettings, clock: Clock) -> dict[str, Any]:
     bases, counts = Bases(), [count for count in passages.values() if count]
     documents = _count(read_topic(kafka, clock, DOCUMENTS.name, name=READER), position, clock)
     for message in read_topic(kafka, clock, BASES.name, name=READER):
-        if is_announcement(message):
-            bases.announced(decode(Base, message.value, message.headers))
+        bases.hear(message)
     indexed = {"indexed": len(counts), "passages": sum(counts), "refused": len(refused)}
     return {
         **(documents | indexed),

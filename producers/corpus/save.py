@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable
 
 from carpool.clock import Clock
-from carpool.corpus.bases import is_announcement
+from carpool.corpus.bases import Bases
 from carpool.errors import RetryableError
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
@@ -15,8 +16,9 @@ from producers.build_query import SOURCE_NAME, QueryRecord
 from producers.errors import PublishError
 from producers.publish_queries import Publisher
 from producers.settings import ClientSettings
-from schemas.codec import decode, encode
+from schemas.codec import encode
 from schemas.document import Base, BaseWanted
+from schemas.record import header
 from schemas.topics import BASES
 
 SILENT_S = 30.0
@@ -32,18 +34,22 @@ def save_base(
     *,
     retrain: bool = False,
 ) -> Base | None:
-    """Returns the base that the indexer saves now; None: it `is_over` before. Blocks.
+    """Returns a base with all that is folded now; None: it `is_over` before. Blocks.
 
     `retrain`: it gets new centroids. Raises `RetryableError` without brokers.
     """
     with TopicReader(kafka, clock, name="corpus-save") as reader:
-        reader.add({at: reader.bounds(at)[1] for at in reader.partitions(BASES.name)})
-        _ask(kafka, client, clock, retrain)
+        reader.add({at: reader.bounds(at)[0] for at in reader.partitions(BASES.name)})
+        event_id = _ask(kafka, client, clock, retrain).encode()
+        bases, asked = Bases(), math.inf
         began_s, is_noted = time.monotonic(), False
         while not is_over():
             for message in reader.poll(10, 0.1).messages:
-                if is_announcement(message):
-                    return decode(Base, message.value, message.headers)
+                bases.hear(message)
+                if header(message.headers, "ce_id") == event_id:
+                    asked = message.source.offset
+            if bases.current is not None and bases.current.requests > asked:
+                return bases.current
             if not is_noted and time.monotonic() - began_s > SILENT_S:
                 is_noted = True
                 note(
@@ -53,7 +59,8 @@ def save_base(
     return None
 
 
-def _ask(kafka: KafkaSettings, client: ClientSettings, clock: Clock, retrain: bool) -> None:
+def _ask(kafka: KafkaSettings, client: ClientSettings, clock: Clock, retrain: bool) -> str:
+    """Writes the request, and returns its id."""
     event_id = str(uuid.uuid4())
     value, headers = encode(
         BaseWanted(asked_ms=clock.now_us() // 1_000, retrain=retrain),
@@ -70,3 +77,4 @@ def _ask(kafka: KafkaSettings, client: ClientSettings, clock: Clock, retrain: bo
         raise RetryableError("the brokers did not take the request for a base")
     if errors[0] is not None:
         raise errors[0]
+    return event_id

@@ -13,7 +13,7 @@ from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 from schemas.codec import encode
-from schemas.document import BaseWanted, DocumentVectors
+from schemas.document import BaseWanted, DocumentVectors, Position
 from schemas.record import Record, Source
 from schemas.topics import BASES
 from tests.records import a_base
@@ -52,7 +52,7 @@ def test_bases_that_were_announced_before_its_own_are_not_newer(embedded_bootstr
     names = [f"b-{number}" for number in range(BASES_COUNT)]
     first = a_base(names[0], predecessor=None, position={}, vectors={})
     chain = [first] + [
-        a_base(name, predecessor=before, position={}, vectors={})
+        a_base(name, predecessor=before, position={}, vectors={}, requests=1)
         for before, name in pairwise(names)
     ]
     write(kafka, BaseWanted(asked_ms=1), *chain)
@@ -71,7 +71,12 @@ def test_bases_that_were_announced_before_its_own_are_not_newer(embedded_bootstr
     assert not newer | wanted
     write(kafka, BaseWanted(asked_ms=2))
     wait_until(lambda: is_seen(names[-1], wanted))
-    write(kafka, a_base("next", predecessor=names[-1], position={}, vectors={}))
+    heard = follower.requests
+    empty: dict[str, Position] = {"position": {}, "vectors": {}}
+    write(kafka, a_base("cut before", predecessor=names[-1], requests=heard - 1, **empty))
+    wait_until(lambda: is_seen("cut before", newer))
+    assert follower.wanted is not None
+    write(kafka, a_base("next", predecessor="cut before", requests=heard, **empty))
     wait_until(lambda: is_seen("next", newer))
     follower.close()
-    assert newer == {"next"} and follower.wanted is None
+    assert newer == {"cut before", "next"} and follower.wanted is None

@@ -16,7 +16,7 @@ from carpool.kafka.records import Message
 from schemas import topics
 from schemas.answer import Answer
 from schemas.codec import decode, decode_retrieval
-from schemas.document import Base, DocumentVectors
+from schemas.document import DocumentVectors
 from schemas.hit import Hit
 from schemas.retrieval import Retrieval
 from searcher.bounds import is_reached
@@ -62,7 +62,7 @@ class DocumentAudit:
             made = decode(DocumentVectors, value, headers)
             self._vectors.setdefault(source.partition, []).append(made)
         elif source.topic == topics.BASES.name and is_announcement(record):
-            is_next = self._bases.announced(decode(Base, value, headers))
+            is_next = self._bases.hear(record)
             self._counts["bases saved" if is_next else "bases that came too late"] += 1
         elif source.topic in (topics.RETRIEVALS.name, topics.RETRIEVALS_BATCH.name):
             found = decode_retrieval(value, headers)
