@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import cached_property
 
@@ -18,14 +17,7 @@ from carpool.kafka.librdkafka.ask_brokers import settings_of
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_ids import TopicIds
-from carpool.kafka.topic_reader import (
-    BATCH,
-    END_WAIT_MS,
-    POLL_S,
-    SilentBrokersError,
-    TopicReader,
-    is_final,
-)
+from carpool.kafka.topic_reader import END_WAIT_MS, TopicReader
 from schemas.record import Source
 from schemas.topics import DOCUMENTS, VECTORS
 
@@ -78,7 +70,7 @@ class CorpusLogs:
     def has_more(self, source: Source) -> bool:
         """Returns whether a record comes after `source` in its partition."""
         at = TopicPartition(source.topic, source.partition)
-        with self._lock, closing(self._read(self._reader, at, source.offset + 1)) as records:
+        with self._lock, closing(self._reader.read_from({at: source.offset + 1})) as records:
             return next(records, None) is not None
 
     def last_vectors(self, partition: int) -> Message | None:
@@ -89,7 +81,7 @@ class CorpusLogs:
             start = high
             while last is None and start > low:
                 start, count = max(low, high - count), 8 * count
-                last = next(iter(deque(self._read(self._reader, at, start), maxlen=1)), None)
+                last = next(iter(deque(self._reader.read_from({at: start}), maxlen=1)), None)
         return last
 
     def first_document(self, partition: int) -> int:
@@ -99,28 +91,5 @@ class CorpusLogs:
 
     def records(self, topic: str, partition: int) -> Iterator[Message]:
         """Yields the records of a partition, from its beginning to its present end."""
-        at = TopicPartition(topic, partition)
         with self._new_reader() as reader:  # its own: others need not wait
-            yield from self._read(reader, at, reader.bounds(at)[0])
-
-    def _read(self, reader: TopicReader, at: TopicPartition, start: int) -> Generator[Message]:
-        """Yields the records of a partition from an offset to its present end."""
-        since_s = time.monotonic()
-        reader.add({at: start})
-        try:
-            while True:
-                batch = reader.poll(BATCH, POLL_S)
-                yield from batch.messages
-                if at in batch.ends:
-                    return
-                for error in filter(is_final, batch.errors):
-                    raise reader.unreadable(at, error)
-                if batch.messages or batch.passed_over:
-                    since_s = time.monotonic()
-                elif time.monotonic() - since_s > self._settings.request_timeout_ms / 1_000:
-                    raise SilentBrokersError(
-                        f"{self._settings.broker_topic(at.topic)}[{at.partition}]: "
-                        f"{self._settings.bootstrap} sends neither records nor their end"
-                    )
-        finally:
-            reader.remove([at])
+            yield from reader.read_to_end([TopicPartition(topic, partition)])

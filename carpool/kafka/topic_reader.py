@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import takewhile
 from typing import Any, NamedTuple, Self
 
 from confluent_kafka import (
@@ -224,50 +226,41 @@ class TopicReader:
         log.warning("records cannot be unpacked and are passed over: %s", error.str())
 
     def read_to_end(self, partitions: Iterable[TopicPartition]) -> Iterator[Message]:
-        """Yields every record of these partitions, from their beginnings to their present ends.
+        """Yields every record of these partitions; see `read_from`."""
+        return self.read_from(dict.fromkeys(partitions, OFFSET_BEGINNING))
 
-        Raises `SilentBrokersError` after the time-out of a request without a record, and
-        `RetryableError` where records cannot be read.
+    def read_from(self, starts: Mapping[TopicPartition, int]) -> Generator[Message]:
+        """Yields the records of these partitions, from these offsets to their present ends.
+
+        Replaces the assigned partitions. Raises `SilentBrokersError` after the time-out of a
+        request without a record, and `RetryableError` where records cannot be read.
         """
-        left = set(partitions)
+        left = set(starts)
         silent_since_s = time.monotonic()
-        self._consumer.assign([self._raw(at, OFFSET_BEGINNING) for at in sorted(left)])
-        while left:
-            at, batch = next(iter(left)), self.poll(BATCH, POLL_S)
-            if batch.messages or batch.ends or batch.passed_over:
-                silent_since_s = time.monotonic()
-            elif time.monotonic() - silent_since_s > self._timeout_s:
-                raise SilentBrokersError(
-                    f"{self._settings.bootstrap} sent nothing for {self._timeout_s:g} s; is it "
-                    "still running?"
-                )
-            yield from batch.messages
-            left -= batch.ends.keys()
-            for error in batch.errors:
-                if is_final(error):
+        self._consumer.assign([self._raw(at, starts[at]) for at in sorted(left)])
+        try:
+            while left:
+                at, batch = next(iter(left)), self.poll(BATCH, POLL_S)
+                if batch.messages or batch.ends or batch.passed_over:
+                    silent_since_s = time.monotonic()
+                elif time.monotonic() - silent_since_s > self._timeout_s:
+                    raise SilentBrokersError(
+                        f"{self._settings.bootstrap} sent nothing for {self._timeout_s:g} s; is it "
+                        "still running?"
+                    )
+                yield from batch.messages
+                left -= batch.ends.keys()
+                for error in filter(is_final, batch.errors):
                     raise self.unreadable(at, error)
+        finally:
+            with suppress(RuntimeError):  # it was closed first
+                self._consumer.unassign()
 
     def read_range(self, at: TopicPartition, start: int, end: int) -> Iterator[Message]:
-        """Yields the records of a partition from `start` on, below `end`. Raises as `read_to_end`.
-
-        Replaces the assigned partitions.
-        """
-        self._consumer.assign([self._raw(at, start)])
-        silent_since_s = time.monotonic()
-        position = start
-        while position < end:
-            batch = self.poll(BATCH, POLL_S)
-            for message in batch.messages:
-                position = message.source.offset + 1
-                if message.source.offset < end:
-                    yield message
-            position = max([position, *batch.ends.values(), *batch.passed_over.values()])
-            if batch.messages or batch.ends:
-                silent_since_s = time.monotonic()
-            elif time.monotonic() - silent_since_s > self._timeout_s:
-                raise SilentBrokersError(f"{self._shown(at)} sent nothing: is it there?")
-            for error in filter(is_final, batch.errors):
-                raise self.unreadable(at, error)
+        """Yields the records of a partition from `start` on, below `end`. As `read_from`."""
+        if start < end:
+            records = self.read_from({at: start})
+            yield from takewhile(lambda message: message.source.offset < end, records)
 
     def read_one(self, at: TopicPartition, offset: int, *, timeout_s: float) -> Message | None:
         """Returns the record at this offset; None where it was deleted or never existed.
