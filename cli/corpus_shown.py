@@ -48,7 +48,7 @@ class PutReport:
         if put.is_silent and not self._was_silent:
             self._console.print(SILENT, style="yellow")
         self._was_silent = put.is_silent
-        line = f"{_counts(put)}; {put.ahead.documents:,} wait for the indexer"
+        line = f"{_counts(put)}; {put.ahead:,} wait for the indexer"
         if line != self._line and (now_s := time.monotonic()) - self._told_s > LINE_S:
             self._told_s, self._line = now_s, line
             self._console.print(line)
@@ -65,7 +65,7 @@ class PutReport:
         if as_json:
             counts = {end: put.counts[end] for end in ENDS}
             is_done = {"owner": owner, "ended": "stopped" if put.is_stopped else "done"}
-            left = {"not_indexed": put.ahead.documents, "refusals": self._refusals}
+            left = {"not_indexed": put.ahead, "refusals": self._refusals}
             print_json(is_done | counts | left)
             return
         goes_on = "; stopped, and the same command goes on" if put.is_stopped else ""

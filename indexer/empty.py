@@ -9,11 +9,9 @@ import numpy as np
 
 from carpool.clock import Clock
 from carpool.disk.documents import DocumentWriter
-from carpool.disk.extents import SEGMENT_BYTES_MAX
 from carpool.disk.manifest import Manifest
 from carpool.embedding.loader import load_embedder
 from indexer.plan.state import (
-    SHARD_ROWS,
     BuildIdentity,
     ClusteringIdentity,
     CorpusIdentity,
@@ -48,7 +46,18 @@ def build_empty(
     with Workspace(index_dir) as workspace:
         workspace.refuse_unfinished()
         workspace.clear(keep_documents=False)
-        identity = _identity(config, model.fingerprint)
+        identity = BuildIdentity(
+            corpus=CorpusIdentity(
+                size_bytes=0,
+                sha256=hashlib.sha256(b"").hexdigest(),
+                passage_bytes_max=config.indexer.passage_bytes_max,
+            ),
+            vectors=VectorsIdentity(
+                embedding_model=model.fingerprint, embedding_model_name=config.embedding.model
+            ),
+            clustering=ClusteringIdentity(train_bytes_max=config.indexer.memory_bytes, nlist=1),
+            layout=LayoutIdentity(vector_dtype=config.indexer.vector_dtype),
+        )
         folder = workspace.finished
         DocumentWriter(folder, documents_build_id(identity.corpus)).close()
         write_keys(folder, b"")
@@ -60,25 +69,3 @@ def build_empty(
         manifest = finish(folder, plan, started_us, segments)
         workspace.publish()
     return manifest
-
-
-def _identity(config: IndexerConfig, fingerprint: str) -> BuildIdentity:
-    return BuildIdentity(
-        corpus=CorpusIdentity(
-            size_bytes=0,
-            sha256=hashlib.sha256(b"").hexdigest(),
-            passage_bytes_max=config.indexer.passage_bytes_max,
-        ),
-        vectors=VectorsIdentity(
-            embedding_model=fingerprint,
-            embedding_model_name=config.embedding.model,
-            vectors_sha256="",
-            shard_rows=SHARD_ROWS,
-        ),
-        clustering=ClusteringIdentity(nlist=1, seed=0, train_bytes_max=config.indexer.memory_bytes),
-        layout=LayoutIdentity(
-            vector_dtype=config.indexer.vector_dtype,
-            segment_bytes_max=SEGMENT_BYTES_MAX,
-            code_rows_min=0,
-        ),
-    )

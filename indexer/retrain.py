@@ -11,14 +11,11 @@ import numpy as np
 from carpool.clock import Clock
 from carpool.disk.document_keys import DOCUMENT_KEYS_NAME
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME
-from carpool.disk.extents import SEGMENT_BYTES_MAX
 from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import BaseFacts, Manifest, write_manifest
 from carpool.disk.pages import stored_vectors
 from indexer.clustering import cluster_and_write
 from indexer.plan.state import (
-    SHARD_ROWS,
-    STATE_FORMAT,
     BuildIdentity,
     BuildState,
     ClusteringIdentity,
@@ -52,11 +49,8 @@ def retrain(
             for name in (DOCUMENTS_NAME, OFFSETS_NAME, DOCUMENT_KEYS_NAME):
                 shutil.copyfile(base_dir / name, workspace.finished / name)
             vectors = _vectors(index, workspace.shards / "rows.f32")
-            state = BuildState(
-                format=STATE_FORMAT,
-                started_us=clock.now_us(),
-                identity=_identity(index.manifest, settings),
-            )
+            identity = _identity(index.manifest, settings)
+            state = BuildState(started_us=clock.now_us(), identity=identity)
             made = cluster_and_write(workspace, settings, state, vectors, progress)
             facts = index.manifest.base or BaseFacts(position={}, vectors={})
             made = msgspec.structs.replace(
@@ -93,11 +87,7 @@ def _identity(before: Manifest, settings: IndexerSettings) -> BuildIdentity:
         vectors=VectorsIdentity(
             embedding_model=before.embedding_model,
             embedding_model_name=before.embedding_model_name,
-            vectors_sha256="",
-            shard_rows=SHARD_ROWS,
         ),
-        clustering=ClusteringIdentity(nlist=0, seed=0, train_bytes_max=settings.memory_bytes),
-        layout=LayoutIdentity(
-            vector_dtype=before.vector_dtype, segment_bytes_max=SEGMENT_BYTES_MAX, code_rows_min=0
-        ),
+        clustering=ClusteringIdentity(train_bytes_max=settings.memory_bytes),
+        layout=LayoutIdentity(vector_dtype=before.vector_dtype),
     )

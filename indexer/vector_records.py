@@ -1,4 +1,9 @@
-"""Makes the records of `rag.vectors.v1`: what each says of the place of its document."""
+"""Makes the records of `rag.vectors.v1`: what each says of the place of its document.
+
+Brokers keep null records for a while only (`delete.retention.ms`). An indexer that was away for
+longer finds neither the document nor its delete, and the vectors still have it: it deletes what the
+log of documents has forgotten.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import structlog
 
 from carpool.clock import Clock
 from carpool.corpus.fold import OLD_MS
+from carpool.digest import digest_of
+from carpool.errors import DeploymentError
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.sizes import fits
 from carpool.loop.stage import Unit
 from indexer.corpus_logs import CorpusLogs
-from indexer.forgotten import forgotten_keys, read_vectors
-from schemas.codec import encode
+from schemas.codec import decode, encode
 from schemas.document import DocumentVectors
 from schemas.errors import RecordError
-from schemas.topics import VECTORS
+from schemas.topics import DOCUMENTS, VECTORS
+
+log = structlog.get_logger()
 
 NOTHING_YET = -1
 DELETED = DocumentVectors(offset=0, is_behind=True, deleted=True)
@@ -127,10 +136,10 @@ class VectorRecords:
         if place.topic is None:
             partition, topic = unit.source.partition, self._logs.topic_id()
             last = self._logs.last_vectors(partition)
-            if last is not None and (found := read_vectors(last)).topic == topic:
+            if last is not None and (found := _read_vectors(last)).topic == topic:
                 place.position = found.offset
                 if self._may_lack_deletes(unit, last, place):
-                    place.forgotten = forgotten_keys(self._logs, partition)
+                    place.forgotten = _forgotten_keys(self._logs, partition)
             place.topic = topic  # last: it says that the rest is known
         return place
 
@@ -142,3 +151,35 @@ class VectorRecords:
         since_us = min(last.written_us, unit.message.written_us)
         is_late = self._clock.now_us() - since_us >= self._logs.nulls_ms * 500
         return is_late or self._logs.first_document(unit.source.partition) > place.position + 1
+
+
+def _forgotten_keys(logs: CorpusLogs, partition: int) -> list[bytes]:
+    """Returns the keys with passages in a partition of vectors that the documents do not have.
+
+    Reads both logs, and keeps 100 bytes a document. Blocks: a gigabyte takes some seconds.
+    """
+    log.warning("reading a partition for lost deletes", partition=partition)
+    known = {digest_of(each.key or b"") for each in logs.records(DOCUMENTS.name, partition)}
+    found: dict[bytes, None] = {}
+    for message in logs.records(VECTORS.name, partition):
+        key = message.key or b""
+        if digest_of(key) not in known:
+            found.pop(key, None)
+            if _read_vectors(message).passages:
+                found[key] = None
+    log.warning(
+        "documents are deleted, as the log of documents has forgotten them", documents=len(found)
+    )
+    return list(found)
+
+
+def _read_vectors(message: Message) -> DocumentVectors:
+    """Returns a record of vectors. Raises `DeploymentError` where this build cannot read it."""
+    try:
+        return decode(DocumentVectors, message.value, message.headers)
+    except RecordError as error:
+        raise DeploymentError(
+            f"{message.source.place} cannot be read by this build: {error}. A newer indexer wrote "
+            "it, or another program: deploy matching versions, and let only indexers write this "
+            "topic. No document is indexed until then"
+        ) from None

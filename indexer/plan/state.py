@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from carpool.disk.extents import SEGMENT_BYTES_MAX
 from carpool.disk.pages import VectorDtype
+
+STATE_FORMAT = "v6"
+"""Another one where a constant of a build has changed: what was saved is then made again."""
+SHARD_ROWS = 256
+"""Rows between two saves: fewer make many files, more repeat more work after a kill."""
 
 
 class CorpusIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,24 +32,24 @@ class VectorsIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     embedding_model: str
     embedding_model_name: str
-    vectors_sha256: str
-    shard_rows: int
+    vectors_sha256: str = ""
+    shard_rows: int = SHARD_ROWS
 
 
 class ClusteringIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What decides which cluster a row is in; `nlist` 0 stands for the default of the row count."""
 
-    nlist: int
-    seed: int
     train_bytes_max: int
+    nlist: int = 0
+    seed: int = 0
 
 
 class LayoutIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What decides how clusters are stored in files."""
 
     vector_dtype: VectorDtype
-    segment_bytes_max: int
-    code_rows_min: int
+    segment_bytes_max: int = SEGMENT_BYTES_MAX
+    code_rows_min: int = 0
 
 
 class BuildIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,26 +97,18 @@ class BuildState(msgspec.Struct, frozen=True, kw_only=True):
     `clusters` when those files are saved. Finished segments are found by their files.
     """
 
-    format: str
     started_us: int
     identity: BuildIdentity
+    format: str = STATE_FORMAT
     documents: DocumentsDone | None = None
     dimension: int | None = None
     clusters: ClustersDone | None = None
-
-
-SHARD_ROWS = 256
-"""Rows between two saves: fewer make many files, more repeat more work after a kill."""
 
 
 def plan_shards(row_count: int, shard_rows: int) -> tuple[range, ...]:
     """Returns the rows that are embedded and saved together. They are the same in every run."""
     starts = range(0, row_count, shard_rows)
     return tuple(range(start, min(start + shard_rows, row_count)) for start in starts)
-
-
-STATE_FORMAT = "v6"
-"""Another one where a constant of a build has changed: what was saved is then made again."""
 
 
 class Resume(NamedTuple):
@@ -132,7 +130,7 @@ def plan_resume(found: BuildState | None, wanted: BuildIdentity, *, now_us: int)
     With another corpus: nothing. With another model: the documents. With other clusters: documents
     and vectors. With another layout: all but the segments.
     """
-    fresh = BuildState(format=STATE_FORMAT, started_us=now_us, identity=wanted)
+    fresh = BuildState(started_us=now_us, identity=wanted)
     if found is None:
         return Resume(fresh, False, ())
     if found.format != STATE_FORMAT:

@@ -18,7 +18,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_ids import TopicIds
 from carpool.kafka.topic_reader import read_topic
 from producers.corpus.plan import digest_of_content
-from schemas.codec import check_envelope, decode
+from schemas.codec import decode
 from schemas.document import DocumentKey, DocumentVectors, parse_key
 from schemas.document_codec import decode_document
 from schemas.errors import RecordError
@@ -30,35 +30,21 @@ UNREADABLE = b""
 _PASSAGE = re.compile(r"#[0-9]{1,3}\Z")
 
 
-class IndexedHead(msgspec.Struct):
-    """The fields of `DocumentVectors` that are needed here; passages are only counted."""
-
-    offset: int
-    topic: str = ""
-    deleted: bool = False
-    refused: str | None = None
-    passages: list[msgspec.Raw] = []
-
-
-_decoder = msgspec.json.Decoder(IndexedHead)
-
-
 def topic_id(kafka: KafkaSettings) -> str:
     """Returns the id of `rag.documents.v1`; "" from brokers without. Raises `RetryableError`."""
     return TopicIds(kafka).now([DOCUMENTS.name]).get(DOCUMENTS.name, "")
 
 
-def indexed_head(message: Message, topic: str) -> IndexedHead | None:
-    """Returns what a record of `rag.vectors.v1` says of documents in the topic with the id `topic`.
+def indexed(message: Message, topic: str) -> DocumentVectors | None:
+    """Returns a record of `rag.vectors.v1` of documents in the topic with the id `topic`.
 
     None for one that cannot be read, and for one of an earlier topic of that name.
     """
     try:
-        check_envelope(DocumentVectors, message.headers)
-        head = _decoder.decode(message.value or b"")
-    except (RecordError, msgspec.DecodeError, UnicodeDecodeError):
+        found = decode(DocumentVectors, message.value, message.headers)
+    except RecordError:
         return None
-    return head if head.topic == topic else None
+    return found if found.topic == topic else None
 
 
 def read_known(messages: Iterable[Message], owner: str) -> dict[str, bytes]:
@@ -123,13 +109,12 @@ def document_state(kafka: KafkaSettings, clock: Clock, message: Message) -> dict
     except RecordError as error:
         found["error"] = str(error)
     record = newest(kafka, clock, VECTORS.name, [raw_key]).get(raw_key)
-    head = None if record is None else indexed_head(record, topic_id(kafka))
-    if record is None or head is None or head.offset < place.offset:
+    made = None if record is None else indexed(record, topic_id(kafka))
+    if made is None or made.offset < place.offset:
         return found
-    if head.refused is not None:
-        return found | {"indexer": "refuses it", "refused": head.refused}
-    vectors = decode(DocumentVectors, record.value, record.headers)
-    return found | {"indexer": "has it", "passages": msgspec.to_builtins(vectors.passages)}
+    if made.refused is not None:
+        return found | {"indexer": "refuses it", "refused": made.refused}
+    return found | {"indexer": "has it", "passages": msgspec.to_builtins(made.passages)}
 
 
 def corpus_state(kafka: KafkaSettings, clock: Clock) -> dict[str, Any]:
@@ -140,22 +125,23 @@ def corpus_state(kafka: KafkaSettings, clock: Clock) -> dict[str, Any]:
     topic, position = topic_id(kafka), dict[int, int]()
     passages, refused = dict[bytes, int](), dict[bytes, str]()
     for message in read_topic(kafka, clock, VECTORS.name, name=READER):
-        head, key, number = indexed_head(message, topic), message.key or b"", 0
-        number = message.source.partition
-        if head is None or head.offset < position.get(number, -1):
+        made, key, number = indexed(message, topic), message.key or b"", message.source.partition
+        if made is None or made.offset < position.get(number, -1):
             continue
-        position[number] = head.offset
-        passages[digest_of(key)] = len(head.passages)
+        position[number] = made.offset
+        passages[digest_of(key)] = len(made.passages)
         refused.pop(key, None)
-        if head.refused is not None:
-            refused[key] = head.refused
+        if made.refused is not None:
+            refused[key] = made.refused
     bases, counts = Bases(), [count for count in passages.values() if count]
     documents = _count(read_topic(kafka, clock, DOCUMENTS.name, name=READER), position, clock)
     for message in read_topic(kafka, clock, BASES.name, name=READER):
         bases.hear(message)
-    indexed = {"indexed": len(counts), "passages": sum(counts), "refused": len(refused)}
     return {
-        **(documents | indexed),
+        **documents,
+        "indexed": len(counts),
+        "passages": sum(counts),
+        "refused": len(refused),
         "refusals": {key.decode(errors="replace"): why for key, why in refused.items()},
         "position": dict(sorted(position.items())),
         "base": None if bases.current is None else msgspec.to_builtins(bases.current),

@@ -1,8 +1,7 @@
-"""Which documents of a put are sent, and how far it is ahead of the indexer."""
+"""Which documents of a put are sent, and which are deleted."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import Literal, NamedTuple
@@ -13,12 +12,9 @@ from carpool.errors import ConfigError
 from producers.build_query import QueryRecord
 from producers.corpus.files import FoundDocument
 from producers.documents import build_document
-from producers.match_answers import Place
 from schemas.document import Document, DocumentKey
 from schemas.errors import RecordError
 
-AHEAD_MAX = 1_000
-"""Passages that a put keeps ahead of the indexer, so that another one behind it waits seconds."""
 PASSAGE_BYTES = 1_000
 """Of a text that the indexer cuts, for each passage."""
 GIVEN_BYTES = 8_000
@@ -101,50 +97,3 @@ class PutPlan:
         given, size = len(document.passages), len(record.value or b"")
         passages = max(1, given, size // (GIVEN_BYTES if given else PASSAGE_BYTES))
         return DocumentChange("sent", at, id, record, passages)
-
-
-class AheadOfIndexer:
-    """What was sent and is not in `rag.vectors.v1`."""
-
-    def __init__(self) -> None:
-        self.documents = self.passages = 0
-        """That were sent, and that the indexer has not answered."""
-        self._position: dict[int, int] = {}
-        self._placed: dict[int, deque[tuple[int, DocumentChange]]] = {}
-        self._refusals: dict[Place, str] = {}
-
-    @property
-    def waits(self) -> bool:
-        """Whether the brokers have documents that the indexer has not answered."""
-        return any(self._placed.values())
-
-    def has_room(self, change: DocumentChange) -> bool:
-        """Returns whether it may be sent: the largest may if nothing else is ahead."""
-        return not self.passages or self.passages + change.passages <= AHEAD_MAX
-
-    def sent(self, change: DocumentChange) -> None:
-        """Counts a change as ahead."""
-        self.documents += 1
-        self.passages += change.passages
-
-    def placed(self, change: DocumentChange, place: Place) -> list[DocumentChange]:
-        """The brokers have a change. Returns what is refused, as `indexed` does."""
-        self._placed.setdefault(place[0], deque()).append((place[1], change))
-        return self._answered(place[0])
-
-    def indexed(self, partition: int, offset: int, refused: str | None) -> list[DocumentChange]:
-        """The indexer has written its record of a document. Returns ours that it refused."""
-        self._position[partition] = max(offset, self._position.get(partition, -1))
-        if refused is not None:
-            self._refusals[partition, offset] = refused
-        return self._answered(partition)
-
-    def _answered(self, partition: int) -> list[DocumentChange]:
-        placed, refused = self._placed.get(partition, deque()), []
-        while placed and placed[0][0] <= self._position.get(partition, -1):
-            offset, change = placed.popleft()
-            self.documents -= 1
-            self.passages -= change.passages
-            if (why := self._refusals.pop((partition, offset), None)) is not None:
-                refused.append(change._replace(end="refused", why=f"the indexer refuses it: {why}"))
-        return refused

@@ -18,7 +18,7 @@ from carpool.clock import SystemClock
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
-from producers.corpus.plan import AHEAD_MAX
+from producers.corpus.put import AHEAD_MAX
 from producers.publish_queries import Publisher, QueryRecord
 from producers.settings import ClientSettings
 from schemas.codec import encode

@@ -1,11 +1,10 @@
-"""A put makes the log what the folder says, sends nothing twice, and stays near the indexer."""
+"""A put makes the log what the folder says, and sends nothing twice."""
 
 from __future__ import annotations
 
 import io
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,7 +16,7 @@ from carpool.errors import ConfigError
 from carpool.kafka.records import Message
 from producers.corpus.files import FoundDocument, Root
 from producers.corpus.log import names_of, read_known
-from producers.corpus.plan import AHEAD_MAX, AheadOfIndexer, DocumentChange, PutPlan
+from producers.corpus.plan import PutPlan
 from schemas.document import Document, DocumentKey, DocumentPassage
 from schemas.document_codec import decode_document
 from schemas.topics import DOCUMENTS
@@ -190,73 +189,6 @@ def test_texts_count_by_their_size_and_passages_by_their_number() -> None:
     ]
     changes = Log().plan().changes(found, deletes=False)
     assert [each.passages for each in changes] == [99, 1, 7, 10]
-
-
-class Indexing:
-    """Documents in partitions, and an indexer that answers them in order, at any time."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng, self.ahead = rng, AheadOfIndexer()
-        self.unplaced: list[tuple[DocumentChange, int, int]] = []
-        self.logs: list[list[DocumentChange | None]] = [[None], []]  # None: of somebody else
-        self.read = [0, 0]
-        self.placed, self.refused = set[str](), set[str]()
-        self.bad = set[str]()
-
-    def send(self, number: int) -> None:
-        sent = DocumentChange("sent", "", str(number), passages=self.rng.choice((1, 1, 300, 1_500)))
-        if not self.ahead.has_room(sent):
-            return
-        self.ahead.sent(sent)
-        partition = self.rng.randrange(2)
-        self.logs[partition] += self.rng.choice(([sent], [None, sent]))
-        self.unplaced.append((sent, partition, len(self.logs[partition]) - 1))
-
-    def place(self) -> None:
-        if self.unplaced:
-            change, partition, offset = self.unplaced.pop(0)
-            self.placed.add(change.id)
-            self._take(self.ahead.placed(change, (partition, offset)))
-
-    def index(self) -> None:
-        partition = self.rng.randrange(2)
-        offset = self.read[partition]
-        if offset == len(self.logs[partition]):
-            return
-        self.read[partition] += 1
-        change = self.logs[partition][offset]
-        if change is not None and self.rng.random() < 0.3:
-            self.bad.add(change.id)
-            self._take(self.ahead.indexed(partition, offset, "why"))
-        elif self.rng.random() < 0.8:  # else its record was compacted away
-            self._take(self.ahead.indexed(partition, offset, None))
-
-    def _take(self, refused: list[DocumentChange]) -> None:
-        assert all(each.end == "refused" and "why" in each.why for each in refused)
-        assert not self.refused & {each.id for each in refused}, "each is told once"
-        self.refused |= {each.id for each in refused}
-
-    def unanswered(self) -> Iterator[DocumentChange]:
-        for log, read in zip(self.logs, self.read, strict=True):
-            yield from (each for each in log[read:] if each is not None)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_put_counts_what_the_indexer_has_not_answered(seed: int) -> None:
-    world = Indexing(random.Random(seed))
-    for number in range(300):
-        world.rng.choice((lambda n=number: world.send(n), world.place, world.index))()
-        left = {each.id: each.passages for each in world.unanswered()}
-        assert world.ahead.documents >= len(left)
-        assert world.ahead.passages >= sum(left.values())
-        assert world.ahead.passages <= AHEAD_MAX or world.ahead.documents == 1
-        assert world.refused <= world.bad & world.placed
-    while world.unplaced:
-        world.place()
-    for partition, log in enumerate(world.logs):
-        world._take(world.ahead.indexed(partition, len(log), None))
-    assert (world.ahead.documents, world.ahead.passages, world.ahead.waits) == (0, 0, False)
-    assert world.refused == world.bad
 
 
 @pytest.mark.parametrize(
