@@ -13,7 +13,7 @@ from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from cli.answers import ANSWERED
 from cli.batch_shown import RunReport, batch_values, batches_table, values_table
-from cli.console import output, people, print_json, quiet_logs
+from cli.console import people, quiet_logs, show_result
 from cli.exit_codes import FAILED, INTERRUPTED
 from cli.interrupts import stopped_by_signals
 from cli.options import ClientArgs, JsonOption, command_group, spread
@@ -190,10 +190,7 @@ def run(
       carpool batch run questions.txt --max-tokens 200 --price-out 0.60 --max-cost 5
     """
     _, found = work_off(file, how, running, money, sources)
-    if as_json:
-        print_json(found)
-    else:
-        output().print(values_table(found))
+    show_result(found, values_table(found), as_json=as_json)
     if found.get("ended") == "stopped":
         raise typer.Exit(INTERRUPTED)
     good = sum(found.get(each, 0) for each in ANSWERED)
@@ -246,10 +243,7 @@ def _batches(sources: ClientArgs) -> dict[str, Batch]:
 def list_batches(as_json: JsonOption = False, *, sources: ClientArgs) -> None:
     """List the batches that rag.batches.v1 has, the last changed one last."""
     batches = sorted(_batches(sources).values(), key=lambda each: each.updated_ms)
-    if as_json:
-        print_json(batches)
-    else:
-        output().print(batches_table(batches))
+    show_result(batches, batches_table(batches), as_json=as_json)
 
 
 @app.command()
@@ -257,10 +251,7 @@ def list_batches(as_json: JsonOption = False, *, sources: ClientArgs) -> None:
 def show(name: BatchName, as_json: JsonOption = False, *, sources: ClientArgs) -> None:
     """Show what is known of a batch: file, options, answers by status, runner."""
     batch = find_batch(_batches(sources), name)
-    if as_json:
-        print_json(batch)
-    else:
-        output().print(values_table(batch_values(batch)))
+    show_result(batch, values_table(batch_values(batch)), as_json=as_json)
 
 
 @app.command()

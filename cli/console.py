@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from carpool.clock import SystemClock
 from carpool.terminal import TerminalConsole
@@ -29,6 +31,14 @@ def people() -> TerminalConsole:
 def output() -> TerminalConsole:
     """Returns the console for results. No colours without a terminal, or with NO_COLOR."""
     return TerminalConsole()
+
+
+def show_result(found: Any, shown: RenderableType, *, as_json: bool) -> None:
+    """Prints a result: as JSON for programs, or as it is `shown` to people."""
+    if as_json:
+        print_json(found)
+    else:
+        output().print(shown, soft_wrap=isinstance(shown, Text | str))
 
 
 def quiet_logs() -> None:

@@ -12,8 +12,8 @@ import typer
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from cli.console import people, print_json, print_json_line, print_plain, quiet_logs
-from cli.corpus_shown import PutReport, print_document, print_facts
+from cli.console import people, print_json, print_json_line, print_plain, quiet_logs, show_result
+from cli.corpus_shown import PutReport, facts_table, print_document
 from cli.exit_codes import FAILED, INTERRUPTED
 from cli.interrupts import stopped_by_signals
 from cli.options import ClientArgs, JsonOption, command_group, spread
@@ -163,7 +163,7 @@ def status(as_json: JsonOption = False, *, sources: ClientArgs) -> None:
       carpool corpus status --json
     """
     found = corpus_state(sources.settings().kafka, CLOCK)
-    (print_json if as_json else print_facts)(found)
+    show_result(found, facts_table(found), as_json=as_json)
 
 
 @app.command()
@@ -243,7 +243,5 @@ def save(
     settings = sources.settings()
     base = save_base(settings.kafka, settings.client, CLOCK, people().print, retrain=retrain)
     assert base is not None, "nothing ends it earlier"
-    if as_json:
-        print_json(base)
-    else:
-        print_facts({"base": base.name, "rows": base.rows, "folder": base.folder})
+    shown = {"base": base.name, "rows": base.rows, "folder": base.folder}
+    show_result(base, facts_table(shown), as_json=as_json)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from cli.console import facts, output, print_json
@@ -80,7 +81,7 @@ def print_document(found: Mapping[str, Any]) -> None:
     """Prints what is known of a document: facts, then its passages, or its text."""
     fields = dict(found)
     text, passages = fields.pop("text", ""), fields.pop("passages", ())
-    print_facts(fields | fields.pop("metadata", {}))
+    output().print(facts_table(fields | fields.pop("metadata", {})))
     for number, passage in enumerate(passages, start=1):
         title = passage.get("title", found.get("title", ""))
         output().print(Text(f"\n#{number} {title}", style="bold"), soft_wrap=True)
@@ -89,8 +90,8 @@ def print_document(found: Mapping[str, Any]) -> None:
         output().print(f"\n{text}", soft_wrap=True)
 
 
-def print_facts(found: Mapping[str, Any]) -> None:
-    """Prints names and values; those of a value that has such itself on lines of their own."""
+def facts_table(found: Mapping[str, Any]) -> Table:
+    """Returns names and values; those of a value that has such itself on lines of their own."""
     rows = dict[str, str]()
     for name, value in found.items():
         name = name.replace("_", " ")
@@ -98,4 +99,4 @@ def print_facts(found: Mapping[str, Any]) -> None:
             rows |= {f"{name} {each}": str(inner) for each, inner in value.items()}
         elif value not in (None, "", False):
             rows[name] = f"{value:,}" if type(value) is int else str(value)
-    output().print(facts(rows))
+    return facts(rows)

@@ -17,7 +17,7 @@ from carpool.dead_letters.letter import Place, Selection
 from carpool.errors import ConfigError
 from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
-from cli.console import output, people, print_json, quiet_logs
+from cli.console import output, people, print_json, quiet_logs, show_result
 from cli.exit_codes import FAILED
 from cli.letters import count, letter_json, letter_text, letters_table, reasons_table, topics_table
 from cli.options import ClientArgs, JsonOption, command_group, logical_topic, parse_place, spread
@@ -246,10 +246,8 @@ def _list_letters(
 ) -> None:
     box = DeadLetterBox(kafka, CLOCK)
     letters = list(islice(box.selected(meant, box.marks()), limit or LISTED_MAX))
-    if as_json:
-        print_json([letter_json(letter) for letter in letters])
-    else:
-        output().print(letters_table(letters, CLOCK.now_us() // 1_000))
+    shown = letters_table(letters, CLOCK.now_us() // 1_000)
+    show_result([letter_json(letter) for letter in letters], shown, as_json=as_json)
     if limit is None and len(letters) == LISTED_MAX:
         people().print(f"the first {LISTED_MAX:,}; --limit shows more", style="dim")
 
@@ -280,11 +278,9 @@ def _mark(
         sent = box.mark(selected, action, producer, deadline_ms=deadline_ms)
     finally:
         producer.close()
-    if as_json:
-        print_json({action: sent.marked} | ({"cut": sent.cut} if action == "replayed" else {}))
-    else:
-        cut = f"; {sent.cut:,} cannot be: they were cut to fit" if sent.cut else ""
-        output().print(f"{sent.marked:,} {action}{cut}")
+    counts = {action: sent.marked} | ({"cut": sent.cut} if action == "replayed" else {})
+    cut = f"; {sent.cut:,} cannot be: they were cut to fit" if sent.cut else ""
+    show_result(counts, f"{sent.marked:,} {action}{cut}", as_json=as_json)
     if not sent.marked:
         raise typer.Exit(FAILED)
 

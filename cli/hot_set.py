@@ -10,7 +10,7 @@ import typer
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from cli.console import facts, output, print_json
+from cli.console import facts, show_result
 from cli.options import Asked, ClientArgs, JsonOption, spread
 from cli.settings import CarpoolSettings, load
 
@@ -147,10 +147,6 @@ def _measure(
 
 def _print(index_dir: Path, found: _Found, *, as_json: bool) -> None:
     times, chosen, bytes_max, why = found
-    if as_json:
-        named = {"times": asdict(times), "chosen": asdict(chosen), "why": why}
-        print_json(named | {"shard_bytes": bytes_max})
-        return
     rows = {
         "search times": f"{times.fixed_us:,.0f} us a batch, {times.other_us:,.0f} us a question, "
         f"and {times.scan_us:,.0f} us on one of {times.threads} threads for all clusters of a "
@@ -160,4 +156,5 @@ def _print(index_dir: Path, found: _Found, *, as_json: bool) -> None:
         "search": f"{chosen.search_us / 1000:.2f} ms in batches of {chosen.batch}",
         "searcher.shard_bytes": "-" if bytes_max is None else str(bytes_max),
     }
-    output().print(facts(rows, title=str(index_dir)))
+    named = {"times": asdict(times), "chosen": asdict(chosen), "why": why, "shard_bytes": bytes_max}
+    show_result(named, facts(rows, title=str(index_dir)), as_json=as_json)

@@ -10,7 +10,7 @@ import typer
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from cli.console import output, people, print_json, step_progress
+from cli.console import output, people, show_result, step_progress
 from cli.exit_codes import FAILED
 from cli.hot_set import hot_set
 from cli.options import Asked, ClientArgs, Config, JsonOption, command_group, spread
@@ -182,16 +182,13 @@ def build(wanted: BuildOptions, as_json: JsonOption = False, *, sources: Config)
 
 
 def _build_empty(wanted: BuildOptions, settings: BuildSettings, *, as_json: bool) -> None:
-    from cli.index_shown import print_stats
+    from cli.index_shown import stats_table
     from indexer.empty import build_empty
     from indexer.stats import index_stats
 
     build_empty(wanted.out, settings, SystemClock(), force=wanted.force)
     stats = index_stats(wanted.out)
-    if as_json:
-        print_json({"index": stats})
-    else:
-        print_stats(wanted.out, stats)
+    show_result({"index": stats}, stats_table(wanted.out, stats), as_json=as_json)
 
 
 @app.command()
@@ -202,14 +199,12 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
     swapped or missing part, and a file of another build are found. Reads everything once; needs the
     memory of one cluster.
     """
-    from cli.index_shown import print_verdict
+    from cli.index_shown import verdict
     from indexer.verify import verify_index
 
     report = verify_index(index_dir, step_progress())
-    if as_json:
-        print_json({"ok": not report.problems} | asdict(report))
-    else:
-        print_verdict(index_dir, report)
+    found = {"ok": not report.problems} | asdict(report)
+    show_result(found, verdict(index_dir, report), as_json=as_json)
     if report.problems:
         raise typer.Exit(FAILED)
 
@@ -240,17 +235,14 @@ def tune(
     Example: carpool index tune my-index --questions questions.txt
     """
     from carpool.disk.manifest import read_manifest
-    from cli.index_shown import print_recall
+    from cli.index_shown import recall_table
     from indexer.tune import tune_index
 
     embedding = load(BuildSettings, sources.given(embedding={"model": model})).embedding
     vectors = asked.vectors(read_manifest(index_dir), embedding, sources)
     tuned = tune_index(index_dir, vectors, step_progress())
     assert tuned.recall is not None
-    if as_json:
-        print_json(tuned.recall)
-    else:
-        print_recall(index_dir, tuned.recall)
+    show_result(tuned.recall, recall_table(index_dir, tuned.recall), as_json=as_json)
 
 
 app.command("hot-set")(hot_set)
@@ -263,14 +255,11 @@ def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
     Reads the manifest and the table of clusters, not the clusters. "skew" is the size of the
     cluster of a random passage over the mean size: the cost of uneven clusters.
     """
-    from cli.index_shown import print_stats
+    from cli.index_shown import stats_table
     from indexer.stats import index_stats
 
     found = index_stats(index_dir)
-    if as_json:
-        print_json(found)
-    else:
-        print_stats(index_dir, found)
+    show_result(found, stats_table(index_dir, found), as_json=as_json)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.disk.manifest import RecallTable
-from cli.console import facts, output, print_json
+from cli.console import facts, show_result
 from indexer.build import BuildReport, describe_problems
 from indexer.stats import IndexStats, index_stats
 from indexer.verify import VerifyReport
@@ -17,20 +17,18 @@ from indexer.verify import VerifyReport
 PROBLEMS_SHOWN = 50
 
 
-def print_verdict(index_dir: Path, report: VerifyReport) -> None:
-    console, problems = output(), report.problems
+def verdict(index_dir: Path, report: VerifyReport) -> Text:
+    problems = report.problems
     if not problems:
         what = f"{report.rows:,} rows in {report.clusters:,} clusters"
         what = f": {what}; every checksum and count is right"
-        console.print(Text("whole", "green") + Text(what, "default"))
-        return
+        return Text("whole", "green") + Text(what, "default")
     count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-    advice = f": {count} in {index_dir}; restore it from a copy or build it again"
-    console.print(Text("damaged", "red") + Text(advice, "default"))
-    for problem in problems[:PROBLEMS_SHOWN]:
-        console.print(f"  {problem}", soft_wrap=True)
-    if len(problems) > PROBLEMS_SHOWN:
-        console.print(f"  and {len(problems) - PROBLEMS_SHOWN} more (--json lists all)")
+    lines = [f": {count} in {index_dir}; restore it from a copy or build it again"]
+    lines += [f"  {problem}" for problem in problems[:PROBLEMS_SHOWN]]
+    if (more := len(problems) - PROBLEMS_SHOWN) > 0:
+        lines.append(f"  and {more} more (--json lists all)")
+    return Text("damaged", "red") + Text("\n".join(lines), "default")
 
 
 def print_build(report: BuildReport, index_dir: Path, console: Console, *, as_json: bool) -> None:
@@ -40,20 +38,16 @@ def print_build(report: BuildReport, index_dir: Path, console: Console, *, as_js
     for note, count in report.documents.notes.items():
         console.print(f"{count:,} passage{'s' * (count > 1)}: {note}")
     stats = index_stats(index_dir)
-    if as_json:
-        print_json(
-            {
-                "index": stats,
-                "notes": report.documents.notes,
-                "bad_lines": report.documents.problem_count,
-                "problems": report.documents.problems,
-            }
-        )
-    else:
-        print_stats(index_dir, stats)
+    found = {
+        "index": stats,
+        "notes": report.documents.notes,
+        "bad_lines": report.documents.problem_count,
+        "problems": report.documents.problems,
+    }
+    show_result(found, stats_table(index_dir, stats), as_json=as_json)
 
 
-def print_stats(index_dir: Path, found: IndexStats) -> None:
+def stats_table(index_dir: Path, found: IndexStats) -> Table:
     spread = found.cluster_rows
     rows = {
         "version": f"{found.index_version}, format {found.format}",
@@ -76,10 +70,10 @@ def print_stats(index_dir: Path, found: IndexStats) -> None:
         rows["base"] = f"{found.base.name}, after {found.base.predecessor or 'none'}"
     rows |= {name: f"{size_bytes:,} bytes" for name, size_bytes in found.files_bytes.items()}
     rows["together"] = f"{found.size_bytes:,} bytes"
-    output().print(facts(rows, title=str(index_dir)))
+    return facts(rows, title=str(index_dir))
 
 
-def print_recall(index_dir: Path, found: RecallTable) -> None:
+def recall_table(index_dir: Path, found: RecallTable) -> Table:
     table = Table(title=f"{index_dir}: {found.questions:,} questions, best {found.top_k} passages")
     for column in ("target", "recall", "nprobe", "rows read", "KB read", "CPU ms"):
         table.add_column(column, justify="right")
@@ -92,4 +86,4 @@ def print_recall(index_dir: Path, found: RecallTable) -> None:
             f"{row.read_bytes / 1000:,.0f}",
             "-" if row.cpu_us is None else f"{row.cpu_us / 1000:.1f}",
         )
-    output().print(table)
+    return table
