@@ -41,7 +41,7 @@ bench: setup ## the benchmarks there are; ARGS="search --help"
 demo: setup $(VENV)/.stamp-vllm ## five questions, answered by a real LLM on this machine; CORPUS= MODEL= BOOTSTRAP= PASSAGES=
 	deploy/demo/demo
 docs: setup ## write the reference and the JSON Schemas from the code, then check links and code blocks of all pages
-	$(BIN)/python -m schemas.jsonschema && PYTHONPATH=. $(BIN)/python docs/reference/generate.py
+	for script in records generate; do PYTHONPATH=. $(BIN)/python docs/reference/$$script.py || exit 1; done
 	$(BIN)/pytest -q --run-slow tests/deploy/test_docs.py tests/deploy/test_running.py
 lock: setup ## resolve pyproject.toml anew; ARGS="--upgrade"
 	requirements/lock $(VENV) $(ARGS)

@@ -23,7 +23,6 @@ from schemas.cancel import Cancel
 from schemas.codec import decode, encode
 from schemas.deadletter import DeadLetterMark
 from schemas.headers import ATTEMPT_HEADER, tenant_of
-from schemas.jsonschema import RECORDS
 from schemas.record import Headers, Record, Source
 from schemas.retrieval import Retrieval
 from schemas.topics import (
@@ -56,7 +55,9 @@ from tests.records import (
     some_hits,
     some_vectors,
 )
+from tests.scripts import load_script
 
+RECORDS = load_script("docs/reference/records.py").RECORDS
 FOLDER = Path(__file__).parent / "v1-records"
 STORED = (
     QUERIES.name,

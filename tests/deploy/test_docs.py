@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,6 +12,7 @@ from cli.exit_codes import EXIT_CODES
 from cli.settings import CarpoolSettings
 from schemas.headers import ERROR_PREFIX, HEADERS
 from tests.deploy.doc_blocks import BLOCK, ROOT, blocks_of, runnable_pages
+from tests.scripts import load_script
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 PRODUCT = ("schemas", "producers", "carpool", "grouper", "searcher", "generator", "indexer", "cli")
@@ -64,15 +63,6 @@ def anchors(page: Path) -> set[str]:
     }
 
 
-def reference() -> ModuleType:
-    path = ROOT / "docs" / "reference" / "generate.py"
-    spec = importlib.util.spec_from_file_location("docs_reference_generate", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_links_resolve(page: Path) -> None:
     broken = []
@@ -90,7 +80,7 @@ def test_the_reference_is_what_the_code_says() -> None:
     folder = ROOT / "docs" / "reference"
     stale = [
         name
-        for name, text in reference().pages().items()
+        for name, text in load_script("docs/reference/generate.py").pages().items()
         if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text
     ]
     assert not stale, f"run `make docs`: {stale}"
@@ -98,14 +88,14 @@ def test_the_reference_is_what_the_code_says() -> None:
 
 def test_the_reference_covers_all_settings_and_describes_each() -> None:
     assert tuple(section_kinds(CarpoolSettings)) == SECTIONS
-    text = reference().pages()["settings.md"]
+    text = load_script("docs/reference/generate.py").pages()["settings.md"]
     entries = re.findall(r"^### (\w+\.\w+)\n\n(.*)$", text, flags=re.MULTILINE)
     assert len(entries) > 50
     assert [name for name, description in entries if description.startswith("`CARPOOL_")] == []
 
 
 def test_every_command_and_metric_says_what_it_does() -> None:
-    generate = reference()
+    generate = load_script("docs/reference/generate.py")
     from cli.main import app
 
     assert [name for name, command in generate.commands(app, "carpool") if not command.help] == []

@@ -26,12 +26,14 @@ from schemas.deadletter import Reason, dead_letter_headers
 from schemas.errors import RecordError
 from schemas.group import Group
 from schemas.headers import tenant_of
-from schemas.jsonschema import RECORDS, generate, schema_of
 from schemas.query import QUERY_BYTES_MAX, Query
 from schemas.record import Headers, Source, header
 from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIEVALS, in_class_of, is_batch
 from tests.kafka.fuzzing import places
 from tests.records import a_group, a_grouped_query, a_retrieval, some_hits
+from tests.scripts import load_script
+
+FILES = load_script("docs/reference/records.py")
 
 GOOD = b'{"query_id": "a", "text": "x"}'
 ESCAPED = b'{%%b"text": "%b"}' % (rb"\ud83d\ude00" * 22_000)
@@ -341,14 +343,16 @@ def test_the_fields_that_readers_rely_on_are_always_written() -> None:
 def test_the_schemas_in_the_tree_are_what_the_types_say() -> None:
     stale = [
         path.name
-        for path, content in generate().items()
+        for path, content in FILES.generate().items()
         if not path.is_file() or path.read_bytes() != content
     ]
-    assert not stale, f"run `python -m schemas.jsonschema`: {stale}"
+    assert not stale, f"run `python docs/reference/records.py`: {stale}"
 
 
 def test_every_number_of_a_record_has_its_bounds() -> None:
-    kinds = [(holder, key) for holder, key in places([schema_of(each) for each in RECORDS])]
+    kinds = [
+        (holder, key) for holder, key in places([FILES.schema_of(each) for each in FILES.RECORDS])
+    ]
     numbers = [holder for holder, key in kinds if holder[key] in ("integer", "number")]
     lowest = {"minimum", "exclusiveMinimum"}
     assert numbers and [each for each in numbers if not lowest & each.keys()] == []
@@ -357,12 +361,12 @@ def test_every_number_of_a_record_has_its_bounds() -> None:
 
 def test_an_encoded_record_fits_its_schema() -> None:
     value, _ = encode(example_group(), event_id="e", source="s", time_us=0)
-    jsonschema.validate(json.loads(value), schema_of("rag.groups.v1"))
-    jsonschema.validate({"text": "x"}, schema_of("rag.queries.v1"))
+    jsonschema.validate(json.loads(value), FILES.schema_of("rag.groups.v1"))
+    jsonschema.validate({"text": "x"}, FILES.schema_of("rag.queries.v1"))
     answer = failed_answer()
-    jsonschema.validate(json.loads(msgspec.json.encode(answer)), schema_of("rag.answers.v1"))
+    jsonschema.validate(json.loads(msgspec.json.encode(answer)), FILES.schema_of("rag.answers.v1"))
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"text": 5}, schema_of("rag.queries.v1"))
+        jsonschema.validate({"text": 5}, FILES.schema_of("rag.queries.v1"))
 
 
 def test_a_dead_letter_fits_its_topic_if_the_record_fit_its_own() -> None:
