@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,18 +15,26 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from carpool.clock import SystemClock
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import LIMITS
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import TopicReader
 from cli.answers import ANSWERED, answer_text, has_evidence, timing_table
 from cli.console import output, people
 from cli.runfile import Run, RunFile
-from cli.saving import save_corpus
 from cli.settings import CarpoolSettings, UpSettings
 from cli.stack import STOP_ORDER, StackPlan, broker_spec, reserve, service_specs, vllm_spec
 from cli.supervise import Interrupted, Part, Supervisor
 from producers import Client
+from producers.corpus.log import corpus_state
+from producers.corpus.save import save_base
+from producers.settings import ClientSettings
 from schemas.answer import Answer
+from schemas.topics import DOCUMENTS
+
+LOOK_S = 0.3
 
 
 def run_everything(
@@ -74,7 +83,7 @@ def run_everything(
             states = {part.state for part in supervisor.parts()}
             if plan.broker_port is not None and states == {"ready"}:
                 kafka = msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap)
-                save_corpus(kafka, settings.client, console, lambda: supervisor.signals > 1)
+                _save_corpus(kafka, settings.client, console, lambda: supervisor.signals > 1)
             supervisor.stop(STOP_ORDER)
             run_file.remove()
 
@@ -204,3 +213,26 @@ def summary(answers: Sequence[Answer], asked: int) -> str:
         f"{f' ({cut} cut short)' if cut else ''}. {len(grounded)} have a passage that supports "
         f"them ({marked} by a marker of the model), {quoted} show a quote."
     )
+
+
+def _save_corpus(
+    kafka: KafkaSettings, client: ClientSettings, console: Console, is_over: Callable[[], bool]
+) -> None:
+    """Saves the documents that were put since the start, if any, unless it `is_over`. Blocks.
+
+    The embedded broker keeps nothing.
+    """
+    clock = SystemClock()
+    try:
+        with TopicReader(kafka, clock, name="up-corpus") as reader:
+            if not any(reader.bounds(at)[1] for at in reader.partitions(DOCUMENTS.name)):
+                return
+        console.print("saving the documents of this run (Ctrl-C again: they are lost)")
+        while not is_over() and (waiting := corpus_state(kafka, clock)["waiting"]):
+            console.print(f"{sum(waiting.values())} documents are not indexed yet", style="dim")
+            time.sleep(LOOK_S)
+        base = save_base(kafka, client, clock, console.print, is_over)
+        if base is not None:
+            console.print(f"saved: {base.rows:,} passages, the next `carpool up` begins with them")
+    except CarpoolError as error:
+        console.print(f"the documents of this run were not saved: {error}", style="red")

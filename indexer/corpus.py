@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
+from carpool.digest import digest_of
 from carpool.disk.documents import Passage
 from carpool.errors import ConfigError
 from carpool.foreign_files import refuse_foreign
@@ -27,8 +28,6 @@ ID_BYTES_MAX = 512
 METADATA_BYTES_MAX = 2_048
 """Metadata of a passage in the index, as JSON. It is in every hit and citation of the passage."""
 CHUNK_BYTES = 1 << 20
-DIGEST_BYTES = 16
-"""Of an id. The chance that any two of a billion ids have the same digest is 1e-21."""
 LINE_BYTES_MAX = 4 << 20
 """Of one line, metadata included: it is in memory whole."""
 _BOM = b"\xef\xbb\xbf"
@@ -67,7 +66,7 @@ class CorpusReader:
         self._passage_bytes_max = passage_bytes_max
         self._line_bytes_max = line_bytes_max
         self._names = _NAMES | {field: (name,) for field, name in (fields or {}).items()}
-        self._ids: set[int] = set()  # their digests: texts take more memory
+        self._ids: set[bytes] = set()  # their digests: texts take more memory
         self.notes: Counter[str] = Counter()
         with _reading("corpus", path):
             self.size_bytes = path.stat().st_size
@@ -132,10 +131,9 @@ class CorpusReader:
         document = Passage(str(found.id), found.title or "", found.text, metadata)
         if why := self._unfit(document):
             return why
-        id_digest = hashlib.blake2b(document.doc_id.encode(), digest_size=DIGEST_BYTES).digest()
-        if (id_number := int.from_bytes(id_digest)) in self._ids:
+        if (digest := digest_of(document.doc_id.encode())) in self._ids:
             return f"duplicate id {document.doc_id[:80]!r}"
-        self._ids.add(id_number)
+        self._ids.add(digest)
         self.notes.update(notes)
         return document
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from carpool.codes.kernel import kernel_in_use
 from carpool.disk.extent_table import read_extents
 from carpool.disk.index import check_sizes
-from carpool.disk.manifest import BaseFacts, read_manifest
+from carpool.disk.manifest import BaseFacts, Manifest, read_manifest
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,10 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
+SAME = set(IndexStats.__struct_fields__) & set(Manifest.__struct_fields__) - {"codes"}
+"""What the manifest says."""
+
+
 def index_stats(index_dir: Path) -> IndexStats:
     """Returns the numbers of an index from its manifest and its extents; reads no cluster.
 
@@ -65,20 +70,11 @@ def index_stats(index_dir: Path) -> IndexStats:
     mean = manifest.row_count / len(rows)
     low, median, high, top = map(int, np.percentile(rows, (0, 50, 95, 100), method="lower"))
     files_bytes = {name: entry.size_bytes for name, entry in manifest.files.items()}
+    same: dict[str, Any] = {name: getattr(manifest, name) for name in SAME}
     return IndexStats(
-        format=manifest.format,
-        index_version=manifest.index_version,
-        row_count=manifest.row_count,
-        dimension=manifest.dimension,
-        vector_dtype=manifest.vector_dtype,
-        nlist=manifest.nlist,
-        nprobe_default=manifest.nprobe_default,
+        **same,
         is_measured=manifest.recall is not None,
-        embedding_model=manifest.embedding_model,
-        embedding_model_name=manifest.embedding_model_name,
-        centroids_fingerprint=manifest.centroids_fingerprint,
         codes=tuple(one.codec for one in manifest.codes),
-        base=manifest.base,
         kernel=kernel_in_use(),
         cluster_rows=Spread(min=low, p50=median, p95=high, max=top, mean=round(mean, 1)),
         far_rows=sum(rows[manifest.nlist :]),

@@ -31,17 +31,16 @@ Entries = npt.NDArray[np.void]
 """(n,) `ENTRY`."""
 
 
-def entries_of(digests: bytes | bytearray, counts: UInt32, first: int = 0) -> Entries:
+def entries_of(digests: bytes | bytearray, counts: UInt32) -> Entries:
     """Returns the entries of documents that follow each other, in the order of the table.
 
-    `digests`: 16 bytes a document; `counts`: (n,) uint32, its passages. `first`: the number of the
-    first passage of all.
+    `digests`: 16 bytes a document; `counts`: (n,) uint32, its passages.
     """
     entries = np.empty(len(counts), ENTRY)
     halves = np.frombuffer(digests, ">u8").reshape(-1, 2)
     entries["high"], entries["low"] = halves[:, 0], halves[:, 1]
     entries["count"] = counts
-    entries["first"] = np.cumsum(counts, dtype=np.int64) - counts + first
+    entries["first"] = np.cumsum(counts, dtype=np.int64) - counts
     return in_order(entries)
 
 
