@@ -174,10 +174,3 @@ def test_if_splits_came_out_even_the_largest_would_never_be_larger_and_the_small
     assert min(after) >= min(counts)
     if balance.splits:
         assert unevenness(counts) > 0
-
-
-@given(counts=many_counts)
-def test_unevenness_is_nothing_exactly_where_all_are_within_the_factors(counts: list[int]) -> None:
-    mean = sum(counts) / len(counts)
-    within = all(0.25 * mean <= count <= 2.5 * mean for count in counts)
-    assert (unevenness(counts) == 0) == within

@@ -100,11 +100,6 @@ def test_a_state_of_another_format_keeps_nothing_and_says_so() -> None:
     assert resume.state == BuildState(format=STATE_FORMAT, started_us=9, identity=WANTED)
 
 
-def test_forty_rows_make_shards_of_16_16_and_8() -> None:
-    assert plan_shards(40, 16) == (range(16), range(16, 32), range(32, 40))
-    assert plan_shards(0, 16) == ()
-
-
 @given(row_count=st.integers(0, 500), shard_rows=st.integers(1, 60))
 def test_shards_cover_every_row_once(row_count: int, shard_rows: int) -> None:
     shards = plan_shards(row_count, shard_rows)

@@ -45,22 +45,6 @@ def test_a_changed_corpus_or_model_is_refused_until_restart_is_given(tmp_path: P
     assert same_but_time(manifest) == same_but_time(whole)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "state"])
-def test_damage_in_the_workspace_is_done_again_and_not_built_upon(
-    tmp_path: Path, damage: str
-) -> None:
-    corpus, index_dir = interrupted(tmp_path)
-    shard = sorted((index_dir / ".build" / "shards").iterdir())[1]
-    content = shard.read_bytes()
-    if damage == "state":
-        (index_dir / ".build" / "state.json").write_text("{")
-    else:
-        flipped = bytes([content[0] ^ 1]) + content[1:]
-        shard.write_bytes({"cut": content[:-1], "flip": flipped}[damage])
-    resumed = build(corpus, index_dir).manifest
-    assert same_but_time(resumed) == same_but_time(build(corpus, tmp_path / "whole").manifest)
-
-
 def test_several_segments_and_passes_hold_what_one_of_each_does(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 120)
     many = build(corpus, tmp_path / "many", **SEGMENTS, nlist=10).manifest
@@ -97,17 +81,21 @@ def test_centroids_assignment_and_finished_segments_are_never_made_again(
     assert appended == [6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("name", [clustering.CENTROIDS_NAME, clustering.ROWS_NAME])
-def test_saved_work_that_was_damaged_is_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize("damage", ["cut", "flip", "{"])
+@pytest.mark.parametrize(
+    "name", ["shard-*", "state.json", clustering.CENTROIDS_NAME, clustering.ROWS_NAME]
+)
+def test_saved_work_that_was_damaged_is_done_again_and_not_built_upon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, damage: str
 ) -> None:
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
     with monkeypatch.context() as patch, pytest.raises(Stop):
         stop_at(patch, SegmentWriter, "append", 1)
         build(corpus, index_dir, **SEGMENTS)
-    content = bytearray((index_dir / ".build" / name).read_bytes())
-    content[7] ^= 1
-    (index_dir / ".build" / name).write_bytes(content)
+    path = next((index_dir / ".build").rglob(name))
+    content = path.read_bytes()
+    flipped = bytes([content[0] ^ 1]) + content[1:]
+    path.write_bytes({"cut": content[:-1], "flip": flipped, "{": b"{"}[damage])
     resumed = build(corpus, index_dir, **SEGMENTS).manifest
     whole = build(corpus, tmp_path / "whole", **SEGMENTS).manifest
     assert same_but_time(resumed) == same_but_time(whole)
