@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
 import msgspec
 
@@ -15,7 +15,6 @@ from producers.build_query import (
     SOURCE_NAME,
     HasPosition,
     QueryRecord,
-    QuestionArgs,
     pack_vector,
 )
 from producers.errors import PublishError, raise_for_status
@@ -86,9 +85,11 @@ def _passage(given: GivenPassage) -> DocumentPassage:
 
 
 class DocumentCalls:
-    """The calls of `Client` that change and fetch documents."""
+    """The calls of `Client` that change and fetch documents; `Client` has what they call."""
 
     _clock: Clock
+    _send: Callable[[QueryRecord], Awaitable[Place | None]]
+    ask: Callable[..., Awaitable[Answer]]
 
     async def put(
         self,
@@ -137,16 +138,3 @@ class DocumentCalls:
             if (place := await self._send(record)) is not None:
                 return Put(*place)
         raise PublishError("the brokers do not say where the document is. Put it again")
-
-    async def _send(self, record: QueryRecord) -> Place | None:
-        raise NotImplementedError
-
-    async def ask(
-        self,
-        text: str | None = None,
-        *,
-        timeout_s: float | None = None,
-        **question: Unpack[QuestionArgs],
-    ) -> Answer:
-        """See `Client.ask`."""
-        raise NotImplementedError
