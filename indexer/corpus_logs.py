@@ -70,7 +70,7 @@ class CorpusLogs:
     def has_more(self, source: Source) -> bool:
         """Returns whether a record comes after `source` in its partition."""
         at = TopicPartition(source.topic, source.partition)
-        with self._lock, closing(self._reader.read_from({at: source.offset + 1})) as records:
+        with self._lock, closing(self._reader.read_to_end({at: source.offset + 1})) as records:
             return next(records, None) is not None
 
     def last_vectors(self, partition: int) -> Message | None:
@@ -81,7 +81,7 @@ class CorpusLogs:
             start = high
             while last is None and start > low:
                 start, count = max(low, high - count), 8 * count
-                last = next(iter(deque(self._reader.read_from({at: start}), maxlen=1)), None)
+                last = next(iter(deque(self._reader.read_to_end({at: start}), maxlen=1)), None)
         return last
 
     def first_document(self, partition: int) -> int:

@@ -225,19 +225,20 @@ class TopicReader:
         batch.passed_over[at] = end
         log.warning("records cannot be unpacked and are passed over: %s", error.str())
 
-    def read_to_end(self, partitions: Iterable[TopicPartition]) -> Iterator[Message]:
-        """Yields every record of these partitions; see `read_from`."""
-        return self.read_from(dict.fromkeys(partitions, OFFSET_BEGINNING))
+    def read_to_end(
+        self, partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int]
+    ) -> Generator[Message]:
+        """Yields the records of these partitions to their present ends.
 
-    def read_from(self, starts: Mapping[TopicPartition, int]) -> Generator[Message]:
-        """Yields the records of these partitions, from these offsets to their present ends.
-
-        Replaces the assigned partitions. Raises `SilentBrokersError` after the time-out of a
-        request without a record, and `RetryableError` where records cannot be read.
+        From these offsets, or from their beginnings. Replaces the assigned partitions. Raises
+        `SilentBrokersError` after the time-out of a request without a record, and `RetryableError`
+        where records cannot be read.
         """
-        left = set(starts)
+        if not isinstance(partitions, Mapping):
+            partitions = dict.fromkeys(partitions, OFFSET_BEGINNING)
+        left = set(partitions)
         silent_since_s = time.monotonic()
-        self._consumer.assign([self._raw(at, starts[at]) for at in sorted(left)])
+        self._consumer.assign([self._raw(at, partitions[at]) for at in sorted(left)])
         try:
             while left:
                 at, batch = next(iter(left)), self.poll(BATCH, POLL_S)
@@ -257,9 +258,9 @@ class TopicReader:
                 self._consumer.unassign()
 
     def read_range(self, at: TopicPartition, start: int, end: int) -> Iterator[Message]:
-        """Yields the records of a partition from `start` on, below `end`. As `read_from`."""
+        """Yields the records of a partition from `start` on, below `end`. As `read_to_end`."""
         if start < end:
-            records = self.read_from({at: start})
+            records = self.read_to_end({at: start})
             yield from takewhile(lambda message: message.source.offset < end, records)
 
     def read_one(self, at: TopicPartition, offset: int, *, timeout_s: float) -> Message | None:
