@@ -238,9 +238,8 @@ def newest_index(settings: CarpoolSettings, *, is_embedded: bool) -> str:
     The embedded broker keeps nothing, so it begins with the base that was saved last. Raises
     `ConfigError` for a folder with something else.
     """
-    from carpool.corpus.base_folders import (
-        BASES_FOLDER,
-    )  # needs NumPy, which the base install lacks
+    # They need NumPy, which the base install lacks.
+    from carpool.corpus.base_folders import BASES_FOLDER
     from carpool.disk.manifest import MANIFEST_NAME
 
     folder = Path(settings.index.dir)

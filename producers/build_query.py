@@ -16,8 +16,8 @@ from schemas.codec import decode, encode
 from schemas.errors import RecordError
 from schemas.headers import TENANT_HEADER
 from schemas.query import QUERY_BYTES_MAX, Generation, Query, check_query
-from schemas.record import Headers, Source, well_formed
-from schemas.topics import CANCELS, QUERIES, QUERIES_BATCH
+from schemas.record import Headers, Record, Source, well_formed
+from schemas.topics import CANCELS, QUERIES, QUERIES_BATCH, Topic
 from schemas.workflow import InlineWorkflow
 
 SOURCE_NAME = "urn:carpool:client"
@@ -71,6 +71,14 @@ class QueryRecord:
     query_id: str
     value: bytes | None
     headers: Headers
+
+
+def packed(
+    topic: Topic, key: str, record: Record, event_id: str, now_us: int, source: str = SOURCE_NAME
+) -> QueryRecord:
+    """Returns a record, encoded; see `encode`."""
+    value, headers = encode(record, event_id=event_id, source=source, time_us=now_us)
+    return QueryRecord(topic=topic.name, query_id=key, value=value, headers=headers)
 
 
 def build_record(
@@ -161,14 +169,10 @@ def build_cancel(query_id: str, source: Source | None, now_us: int) -> QueryReco
 
     Raises `RecordError` for an id that no question can have.
     """
-    value, headers = encode(
-        Cancel(query_id=query_id, source=source),
-        event_id=f"{query_id}/cancel",
-        source=SOURCE_NAME,
-        time_us=now_us,
-    )
-    decode(Cancel, value, headers)
-    return QueryRecord(topic=CANCELS.name, query_id=query_id, value=value, headers=headers)
+    cancel = Cancel(query_id=query_id, source=source)
+    record = packed(CANCELS, query_id, cancel, f"{query_id}/cancel", now_us)
+    decode(Cancel, record.value, record.headers)
+    return record
 
 
 def pack_vector(values: Iterable[float]) -> bytes:

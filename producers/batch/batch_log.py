@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from carpool.clock import Clock
 from carpool.errors import ConfigError
 from carpool.kafka.records import Message
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
-from producers.build_query import QueryRecord
+from producers.build_query import QueryRecord, packed
 from schemas.batch import Batch
-from schemas.codec import decode, encode
+from schemas.codec import decode
 from schemas.errors import RecordError
 from schemas.topics import BATCHES
 
@@ -28,12 +26,8 @@ def batch_of(message: Message) -> Batch | None:
 
 def read_batches(kafka: KafkaSettings, clock: Clock) -> dict[str, Batch]:
     """Returns the batches by id. Blocks. Raises `ConfigError` and `RetryableError`."""
-    found = (batch_of(message) for message in _messages(kafka, clock))
+    found = map(batch_of, read_topic(kafka, clock, BATCHES.name, name="batches"))
     return {batch.batch_id: batch for batch in found if batch is not None}
-
-
-def _messages(kafka: KafkaSettings, clock: Clock) -> Iterator[Message]:
-    return read_topic(kafka, clock, BATCHES.name, name="batches")
 
 
 def find_batch(batches: dict[str, Batch], name: str) -> Batch:
@@ -47,10 +41,5 @@ def find_batch(batches: dict[str, Batch], name: str) -> Batch:
 
 def batch_record(batch: Batch, now_us: int) -> QueryRecord:
     """Returns the record of a batch, for a `Publisher`."""
-    value, headers = encode(
-        batch,
-        event_id=f"{batch.batch_id}/{batch.runner}/{now_us}",
-        source=SOURCE_NAME,
-        time_us=now_us,
-    )
-    return QueryRecord(topic=BATCHES.name, query_id=batch.batch_id, value=value, headers=headers)
+    event_id = f"{batch.batch_id}/{batch.runner}/{now_us}"
+    return packed(BATCHES, batch.batch_id, batch, event_id, now_us, SOURCE_NAME)

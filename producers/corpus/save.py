@@ -12,11 +12,10 @@ from carpool.corpus.bases import Bases
 from carpool.errors import RetryableError
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
-from producers.build_query import SOURCE_NAME, QueryRecord
+from producers.build_query import packed
 from producers.errors import PublishError
 from producers.publish_queries import Publisher
 from producers.settings import ClientSettings
-from schemas.codec import encode
 from schemas.document import Base, BaseWanted
 from schemas.record import header
 from schemas.topics import BASES
@@ -62,13 +61,8 @@ def save_base(
 def _ask(kafka: KafkaSettings, client: ClientSettings, clock: Clock, retrain: bool) -> str:
     """Writes the request, and returns its id."""
     event_id = str(uuid.uuid4())
-    value, headers = encode(
-        BaseWanted(asked_ms=clock.now_us() // 1_000, retrain=retrain),
-        event_id=event_id,
-        source=SOURCE_NAME,
-        time_us=clock.now_us(),
-    )
-    record = QueryRecord(topic=BASES.name, query_id=event_id, value=value, headers=headers)
+    wanted = BaseWanted(asked_ms=clock.now_us() // 1_000, retrain=retrain)
+    record = packed(BASES, event_id, wanted, event_id, clock.now_us())
     errors = list[PublishError | None]()
     publisher = Publisher(kafka, client)
     publisher.send(record, lambda _, error: errors.append(error))
