@@ -17,7 +17,7 @@ from cli.console import people, quiet_logs, show_result
 from cli.exit_codes import FAILED, INTERRUPTED
 from cli.interrupts import stopped_by_signals
 from cli.options import ClientArgs, JsonOption, command_group, spread
-from cli.settings import BatchSide
+from cli.settings import BatchSide, load_client_side
 from cli.workflows import workflow_of
 from producers.batch.batch_log import find_batch, read_batches
 from producers.batch.change import BatchCommands
@@ -205,7 +205,7 @@ def work_off(
 
     Blocks. Raises `ConfigError` and `RetryableError`.
     """
-    side = sources.batch_settings()
+    side = load_client_side(sources.given(), BatchSide)
     costs = Costs(money.prices(side, how.max_tokens))
     out, errors, in_order = running.paths(file)
     with ExitStack() as stack:

@@ -17,7 +17,7 @@ from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import CONFIG_VARIABLE, settings_file
 from cli.console import step_progress
-from cli.settings import BatchSide, ClientSide, Given, load_client_side, parse_assignments
+from cli.settings import ClientSide, Given, load_client_side, parse_assignments
 from producers.read_questions import read_questions
 from schemas.topics import TOPICS
 
@@ -126,10 +126,6 @@ class ClientArgs(Sources):
     def settings(self, **kafka: Any) -> ClientSide:
         """Returns the settings in force; `kafka`: more settings of that section."""
         return load_client_side(self.given(kafka=kafka), ClientSide)
-
-    def batch_settings(self) -> BatchSide:
-        """Returns the settings in force for a batch."""
-        return load_client_side(self.given(), BatchSide)
 
 
 @dataclass(frozen=True, kw_only=True)
