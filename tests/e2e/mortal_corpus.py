@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,10 @@ def _mortal(step: str, real: Callable[..., Any], *, is_made: bool) -> Callable[.
     def call(*args: Any, **named: Any) -> Any:
         result = real(*args, **named) if is_made else None
         file = Path(os.environ["MORTAL_FILE"])
-        if file.exists() and file.read_text() == step:
-            file.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+        with suppress(FileNotFoundError):
+            if file.read_text() == step:
+                file.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
         return result if is_made else real(*args, **named)
 
     return call

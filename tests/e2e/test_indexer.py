@@ -63,7 +63,7 @@ class Documents:
             services=("indexer",),
             members=members,
             settings=settings,
-            commands={"indexer": (sys.executable, "-m", "tests.e2e.mortal_indexer")},
+            commands={"indexer": (sys.executable, "-m", "tests.e2e.mortal_corpus", "indexer")},
         )
 
     def put(self, key: str, value: Any, partition: int | None = None) -> None:
@@ -150,7 +150,7 @@ def test_an_indexer_killed_inside_a_transaction_is_taken_over_within_seconds(
             return all(each.metric("carpool_records_produced_total") > 0 for each in members)
 
         wait_until(is_shared)
-        mortal.touch()
+        mortal.write_text("its position is in the transaction")
         killed_s = time.monotonic()
 
         def is_taken_over() -> bool:
