@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -129,7 +128,11 @@ def _passages(document: Document, rules: IndexRules) -> Sequence[DocumentPassage
 
 def _given(number: int, passage: DocumentPassage, rules: IndexRules) -> Float32:
     """Returns a given vector, normalised. Raises `RecordError` that names the passage."""
-    bad = partial(_bad_vector, number)
+
+    def bad(reason: Reason, what: str) -> RecordError:
+        at = f"$.passages[{number}].vector"
+        return RecordError(reason, f"the vector of passage {number} {what}", field=at)
+
     if passage.embedding_model != rules.fingerprint:
         raise bad(
             "wrong_model",
@@ -149,9 +152,3 @@ def _given(number: int, passage: DocumentPassage, rules: IndexRules) -> Float32:
         what = "is zero" if length == 0 else "has a number that is not finite"
         raise bad("invalid_value", f"{what}: it has no direction")
     return (row / length).astype(np.float32)
-
-
-def _bad_vector(number: int, reason: Reason, what: str) -> RecordError:
-    return RecordError(
-        reason, f"the vector of passage {number} {what}", field=f"$.passages[{number}].vector"
-    )
