@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from carpool.corpus.fold import Fold, Revision
-from carpool.corpus.passages import size_bytes_of
-from carpool.digest import digest_of
-from carpool.disk.document_keys import DocumentKeys
-from schemas.document import Base, DocumentVectors, Position
-from schemas.record import Source
+from carpool.corpus.fold import Fold
+from carpool.corpus.follower import Received
+from schemas.document import Base, Position
 
 
 class Cut(NamedTuple):
@@ -31,9 +29,8 @@ class Cut(NamedTuple):
 class Counted:
     """What a fold would have in memory; implements `Folded`."""
 
-    def __init__(self, fold: Fold, keys: DocumentKeys, base: Base) -> None:
+    def __init__(self, fold: Fold, base: Base) -> None:
         self.fold = fold
-        self._keys = keys
         self._latest: dict[bytes, tuple[int, int]] = {}
         self._hidden: set[bytes] = set()
         self._next = dict(base.vectors)
@@ -50,29 +47,19 @@ class Counted:
         """Returns the cut that was asked for, when it is made."""
         return self._cut
 
-    def add(self, key: bytes, record: DocumentVectors, source: Source, *, is_old: bool) -> bool:
+    def add(self, records: Sequence[Received]) -> bool:
         """See `Folded`: there is always room."""
-        self._next[source.partition] = source.offset + 1
-        self._topic = record.topic
-        if self.fold.repeats(source.partition, record.offset):
-            return True
-        digest = digest_of(key)
-        step = self.fold.step(
-            Revision(
-                source.partition,
-                record.offset,
-                digest,
-                len(record.passages),
-                size_bytes_of(record),
-                is_behind=record.is_behind,
-                is_old=is_old,
-            )
-        )
-        if step.hides_base:
-            self._hidden.add(digest)
-        self._latest.pop(digest, None)
-        if record.passages:
-            self._latest[digest] = (source.partition, source.offset)
+        for each in records:
+            source, revision = each.source, each.revision
+            self._next[source.partition] = source.offset + 1
+            self._topic = each.record.topic
+            if self.fold.repeats(source.partition, revision.offset):
+                continue
+            if self.fold.step(revision).hides_base:
+                self._hidden.add(revision.key)
+            self._latest.pop(revision.key, None)
+            if revision.passages:
+                self._latest[revision.key] = (source.partition, source.offset)
         return True
 
     def publish(self) -> bool:

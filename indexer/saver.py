@@ -114,7 +114,7 @@ class BaseSaver:
         keys = DocumentKeys.open(folder, manifest)
         facts = first_base(manifest) if base is None else base
         fold = Fold(keys, facts.position)
-        counted = Counted(fold, keys, facts)
+        counted = Counted(fold, facts)
         follower = CorpusFollower(counted, fold, facts, self._kafka, self._clock)
         follower.start()
         try:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 
 from carpool.clock import SystemClock
 from carpool.corpus.fold import Fold
-from carpool.corpus.follower import RECORDS, CorpusFollower
+from carpool.corpus.follower import RECORDS, CorpusFollower, Received
 from carpool.kafka.admin import create_topics
 from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 from schemas.codec import encode
-from schemas.document import BaseWanted, DocumentVectors, Position
-from schemas.record import Record, Source
+from schemas.document import BaseWanted, Position
+from schemas.record import Record
 from schemas.topics import BASES
 from tests.records import a_base
 from tests.waiting import WAIT_S, wait_until
@@ -25,7 +26,7 @@ BASES_COUNT = 4 * RECORDS
 class NoDocuments:
     """Implements `Folded` and `BaseDocuments`."""
 
-    def add(self, key: bytes, record: DocumentVectors, source: Source, *, is_old: bool) -> bool:
+    def add(self, records: Sequence[Received]) -> bool:
         raise NotImplementedError
 
     def publish(self) -> bool:

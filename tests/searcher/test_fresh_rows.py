@@ -74,7 +74,7 @@ class World:
         have = len(self.fresh.passages)
         assert self.fresh.add(self.vectors[have:count], [b""] * (count - have))
         for slot in random.integers(0, count, 40).tolist():
-            self.fresh.hide(range(slot, slot + 1))
+            self.fresh.hide([range(slot, slot + 1)])
         are_visible = random.random(len(self.index.vectors)) < 0.5
         mask = mask_of(self.index, are_visible)
         view = self.fresh.view()
