@@ -123,6 +123,7 @@ class CorpusFollower:
         self._ends: dict[int, int] = {}  # that a partition must reach before searches begin
         self._next: dict[int, int] = {}  # offset of the next record, by partition
         self._waiting: list[Message] = []  # read, and not folded
+        self._full_until_s = 0.0  # when it is tried again; 0: there is room
         self._ends_read: dict[int, int] = {}  # ends that come after them, by partition
         self.ends_of_documents: dict[int, int] | None = {}
         self.full = ""
@@ -235,6 +236,7 @@ class CorpusFollower:
         if lacking := self._base.vectors.keys() - self._next.keys():
             raise ConfigError(f"{VECTORS.name} has no partition {min(lacking)}, which the base has")
         self._waiting.clear()
+        self._full_until_s = 0.0
         self._ends_read.clear()
         self._has_heard = False
         self._bases = Bases()
@@ -243,27 +245,29 @@ class CorpusFollower:
         self._reach(self._next)
 
     def _read(self, reader: TopicReader) -> None:
-        if not self._waiting:
-            batch = reader.poll(RECORDS, PUBLISH_S)
-            if batch.passed_over:
-                at, offset = next(iter(batch.passed_over.items()))
-                raise ConfigError(
-                    f"a record of {at.topic}[{at.partition}] before {offset} cannot be unpacked. "
-                    + ANEW
-                )
-            for error in filter(is_final, batch.errors):
-                raise reader.unreadable(next(iter(reader.partitions(VECTORS.name))), error)
-            for message in batch.messages:
-                if message.source.topic == BASES.name:
-                    self._bases.hear(message)
-                else:
-                    self._waiting.append(message)
-            for at, offset in batch.ends.items():
-                if at.topic == BASES.name:
-                    self._has_heard = True
-                else:
-                    self._ends_read[at.partition] = offset
+        batch = reader.poll(RECORDS, PUBLISH_S)
+        if batch.passed_over:
+            at, offset = next(iter(batch.passed_over.items()))
+            raise ConfigError(
+                f"a record of {at.topic}[{at.partition}] before {offset} cannot be unpacked. {ANEW}"
+            )
+        for error in filter(is_final, batch.errors):
+            raise reader.unreadable(next(iter(reader.partitions(VECTORS.name))), error)
+        for message in batch.messages:
+            if message.source.topic == BASES.name:
+                self._bases.hear(message)
+            else:
+                self._waiting.append(message)
+        for at, offset in batch.ends.items():
+            if at.topic == BASES.name:
+                self._has_heard = True
+            else:
+                self._ends_read[at.partition] = offset
+        was_full = self._full_until_s > 0
         self._fold_waiting()
+        if bool(self._waiting) != was_full:  # bases are heard also while it is full
+            change = reader.pause if self._waiting else reader.resume
+            change([TopicPartition(VECTORS.name, number) for number in self._next])
         if not self._waiting and self._ends_read:
             for partition, offset in self._ends_read.items():
                 self._next[partition] = max(self._next[partition], offset)
@@ -272,7 +276,9 @@ class CorpusFollower:
             self._ends_read.clear()
 
     def _fold_waiting(self) -> None:
-        """Folds what was read, as far as there is room."""
+        """Folds what was read, as far as there is room; again after some time if there is none."""
+        if time.monotonic() < self._full_until_s:
+            return
         old_ms = self._clock.now_us() // 1_000 - OLD_MS
         records = [self._received(message, old_ms) for message in self._waiting]
         count = fold_all(self._corpus, records)
@@ -282,9 +288,10 @@ class CorpusFollower:
         if count:
             self._trouble = ""
             self._is_changed = True
+        self._full_until_s = 0.0
         if self._waiting:
             self._say(self.full)
-            self._closing.wait(RETRY_S)
+            self._full_until_s = time.monotonic() + RETRY_S
         self._reach(self._next)
 
     def _received(self, message: Message, old_ms: int) -> Received:

@@ -14,9 +14,9 @@ from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 from schemas.codec import encode
-from schemas.document import BaseWanted, Position
+from schemas.document import BaseWanted, DocumentVectors, Position
 from schemas.record import Record
-from schemas.topics import BASES
+from schemas.topics import BASES, VECTORS
 from tests.records import a_base
 from tests.waiting import WAIT_S, wait_until
 
@@ -36,12 +36,23 @@ class NoDocuments:
         return range(0)
 
 
-def write(kafka: KafkaSettings, *records: Record) -> None:
+class NoRoom(NoDocuments):
+    """Has room when it is made."""
+
+    has_room = False
+    folded = 0
+
+    def add(self, records: Sequence[Received]) -> bool:
+        self.folded += self.has_room * len(records)
+        return self.has_room
+
+
+def write(kafka: KafkaSettings, *records: Record, topic: str = BASES.name) -> None:
     producer = LibrdkafkaProducer(kafka)
     for record in records:
         value, headers = encode(record, event_id="e", source="t", time_us=0)
         assert producer.produce(
-            Output(topic=BASES.name, key=None, value=value, headers=headers, partition=0),
+            Output(topic=topic, key=b"key", value=value, headers=headers, partition=0),
             lambda _: None,
         )
     assert not producer.close(WAIT_S)
@@ -81,3 +92,24 @@ def test_bases_that_were_announced_before_its_own_are_not_newer(embedded_bootstr
     wait_until(lambda: is_seen("next", newer))
     follower.close()
     assert newer == {"cut before", "next"} and follower.wanted is None
+
+
+def test_a_base_is_heard_of_while_there_is_no_room_for_records(embedded_bootstrap: str) -> None:
+    kafka = KafkaSettings(bootstrap=embedded_bootstrap, prefix=f"f{time.monotonic_ns()}.")
+    create_topics(kafka)
+    first = a_base("b-0", predecessor=None, position={}, vectors={})
+    write(kafka, first)
+    full = NoRoom()
+    follower = CorpusFollower(full, Fold(full, {}), first, kafka, SystemClock())
+    follower.full = "full"
+    follower.start()
+    wait_until(lambda: not follower.not_ready())
+    write(kafka, DocumentVectors(offset=0, deleted=True), topic=VECTORS.name)
+    wait_until(lambda: follower.notes() == "full")
+    write(kafka, a_base("b-1", predecessor="b-0", position={}, vectors={}))
+    wait_until(lambda: follower.newer_base is not None)
+    full.has_room = True
+    write(kafka, DocumentVectors(offset=1, deleted=True), topic=VECTORS.name)
+    wait_until(lambda: full.folded == 2)
+    follower.close()
+    assert not follower.notes()
