@@ -82,6 +82,7 @@ class CorpusFollower:
         self._topic = base.topic
         self._bases = Bases()
         self._has_heard = False  # all that was said of bases so far
+        self._is_full = False
         self._kafka = kafka
         self._clock = clock
         self._closing = threading.Event()
@@ -202,40 +203,51 @@ class CorpusFollower:
             raise ConfigError(f"{VECTORS.name} has no partition {min(lacking)}, which the base has")
         self._waiting.clear()
         self._ends_read.clear()
-        self._has_heard = False
+        self._has_heard = self._is_full = False
         self._bases = Bases()
         of_bases = {at: reader.bounds(at)[0] for at in reader.partitions(BASES.name)}
         reader.add(starts | of_bases)
         self._reach(self._next)
 
     def _read(self, reader: TopicReader) -> None:
-        if not self._waiting:
-            batch = reader.poll(RECORDS, PUBLISH_S)
-            if batch.passed_over:
-                at, offset = next(iter(batch.passed_over.items()))
-                raise ConfigError(
-                    f"a record of {at.topic}[{at.partition}] before {offset} cannot be unpacked. "
-                    + ANEW
-                )
-            for error in filter(is_final, batch.errors):
-                raise reader.unreadable(next(iter(reader.partitions(VECTORS.name))), error)
-            for message in batch.messages:
-                if message.source.topic == BASES.name:
-                    self._bases.hear(message)
-                else:
-                    self._waiting.append(message)
-            for at, offset in batch.ends.items():
-                if at.topic == BASES.name:
-                    self._has_heard = True
-                else:
-                    self._ends_read[at.partition] = offset
+        batch = reader.poll(RECORDS, PUBLISH_S)
+        if batch.passed_over:
+            at, offset = next(iter(batch.passed_over.items()))
+            raise ConfigError(
+                f"a record of {at.topic}[{at.partition}] before {offset} cannot be unpacked. "
+                + ANEW
+            )
+        for error in filter(is_final, batch.errors):
+            raise reader.unreadable(next(iter(reader.partitions(VECTORS.name))), error)
+        for message in batch.messages:
+            if message.source.topic == BASES.name:
+                self._bases.hear(message)
+            else:
+                self._waiting.append(message)
+        for at, offset in batch.ends.items():
+            if at.topic == BASES.name:
+                self._has_heard = True
+            else:
+                self._ends_read[at.partition] = offset
         self._fold_waiting()
+        if bool(self._waiting) != self._is_full:
+            self._pause_or_go_on(reader)
         if not self._waiting and self._ends_read:
             for partition, offset in self._ends_read.items():
                 self._next[partition] = max(self._next[partition], offset)
                 self._fold.reached_end(partition)
             self._reach(self._ends_read)
             self._ends_read.clear()
+
+    def _pause_or_go_on(self, reader: TopicReader) -> None:
+        """While there is no room, only announcements of bases are read."""
+        self._is_full = not self._is_full
+        places = {TopicPartition(VECTORS.name, each): at for each, at in self._next.items()}
+        if self._is_full:
+            reader.remove(places)
+            self._ends_read.clear()  # they are read again: a later end counts
+        else:
+            reader.add(places)
 
     def _fold_waiting(self) -> None:
         """Folds what was read, as far as there is room."""
