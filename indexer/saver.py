@@ -107,7 +107,7 @@ class _Counted:
                 record.offset,
                 digest,
                 len(record.passages),
-                size_bytes_of(record),
+                size_bytes_of(key, record),
                 is_behind=record.is_behind,
                 is_old=is_old,
             )

@@ -79,7 +79,7 @@ class LiveCorpus:
             record.offset,
             digest_of(key),
             len(passages),
-            size_bytes_of(record),
+            size_bytes_of(key, record),
             is_behind=record.is_behind,
             is_old=is_old,
         )
