@@ -13,7 +13,7 @@ import typer
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from cli.console import people, print_json, print_json_line, print_plain, quiet_logs
-from cli.corpus_shown import PutReport, print_document, print_facts
+from cli.corpus_shown import PutReport, print_document, print_facts, print_state
 from cli.exit_codes import FAILED, INTERRUPTED
 from cli.interrupts import stopped_by_signals
 from cli.options import ClientArgs, JsonOption, command_group, spread
@@ -163,7 +163,7 @@ def status(as_json: JsonOption = False, *, sources: ClientArgs) -> None:
       carpool corpus status --json
     """
     found = corpus_state(sources.settings().kafka, CLOCK)
-    (print_json if as_json else print_facts)(found)
+    (print_json if as_json else print_state)(found)
 
 
 @app.command()

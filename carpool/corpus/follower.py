@@ -63,7 +63,7 @@ class Received(NamedTuple):
             self.record.offset,
             digest_of(self.key),
             len(self.record.passages),
-            size_bytes_of(self.record),
+            size_bytes_of(self.key, self.record),
             is_behind=self.record.is_behind,
             is_old=self.is_old,
         )
@@ -115,7 +115,6 @@ class CorpusFollower:
         self._base = base
         self._topic = base.topic
         self._bases = Bases()
-        self._has_heard = False  # all that was said of bases so far
         self._kafka = kafka
         self._clock = clock
         self._closing = threading.Event()
@@ -137,7 +136,7 @@ class CorpusFollower:
     @property
     def wanted(self) -> BaseWanted | None:
         """What somebody asks for, and no base has met yet."""
-        return self._bases.wanted if self._has_heard else None
+        return self._bases.wanted if self._bases.is_whole else None
 
     @property
     def requests(self) -> int:
@@ -148,7 +147,7 @@ class CorpusFollower:
     def newer_base(self) -> Base | None:
         """The base that was announced after this one; None: this is the current one."""
         current = self._bases.current
-        if not self._has_heard or current is None or current.name == self._base.name:
+        if not self._bases.is_whole or current is None or current.name == self._base.name:
             return None
         return None if self._base.index_version > current.index_version else current
 
@@ -238,7 +237,6 @@ class CorpusFollower:
         self._waiting.clear()
         self._full_until_s = 0.0
         self._ends_read.clear()
-        self._has_heard = False
         self._bases = Bases()
         of_bases = {at: reader.bounds(at)[0] for at in reader.partitions(BASES.name)}
         reader.add(starts | of_bases)
@@ -260,20 +258,28 @@ class CorpusFollower:
                 self._waiting.append(message)
         for at, offset in batch.ends.items():
             if at.topic == BASES.name:
-                self._has_heard = True
+                self._bases.is_whole = True
             else:
                 self._ends_read[at.partition] = offset
         was_full = self._full_until_s > 0
         self._fold_waiting()
-        if bool(self._waiting) != was_full:  # bases are heard also while it is full
-            change = reader.pause if self._waiting else reader.resume
-            change([TopicPartition(VECTORS.name, number) for number in self._next])
+        if bool(self._waiting) != was_full:
+            self._pause_or_go_on(reader)
         if not self._waiting and self._ends_read:
             for partition, offset in self._ends_read.items():
                 self._next[partition] = max(self._next[partition], offset)
                 self._fold.reached_end(partition)
             self._reach(self._ends_read)
             self._ends_read.clear()
+
+    def _pause_or_go_on(self, reader: TopicReader) -> None:
+        """While there is no room, only announcements of bases are read."""
+        places = {TopicPartition(VECTORS.name, each): at for each, at in self._next.items()}
+        if self._waiting:
+            reader.remove(places)
+            self._ends_read.clear()  # they are read again: a later end counts
+        else:
+            reader.add(places)
 
     def _fold_waiting(self) -> None:
         """Folds what was read, as far as there is room; again after some time if there is none."""

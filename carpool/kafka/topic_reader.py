@@ -185,14 +185,6 @@ class TopicReader:
         self._consumer.incremental_unassign([self._raw(at) for at in gone])
         self._ids.forget(gone)
 
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Reads no more of these partitions until `resume`, and keeps where they are."""
-        self._consumer.pause([self._raw(at) for at in partitions])
-
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Goes on with partitions after `pause`."""
-        self._consumer.resume([self._raw(at) for at in partitions])
-
     def poll(self, records_max: int, timeout_s: float) -> ReadBatch:
         """Returns what was fetched, at most `records_max` records; waits `timeout_s` for the first.
 

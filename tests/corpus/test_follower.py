@@ -36,15 +36,17 @@ class NoDocuments:
         return range(0)
 
 
-class NoRoom(NoDocuments):
-    """Has room when it is made."""
+class SomeRoom(NoDocuments):
+    """Has room for the first `room` records."""
 
-    has_room = False
-    folded = 0
+    def __init__(self) -> None:
+        self.room, self.added = 2, list[int]()
 
     def add(self, records: Sequence[Received]) -> bool:
-        self.folded += self.has_room * len(records)
-        return self.has_room
+        if len(self.added) + len(records) > self.room:
+            return False
+        self.added += [each.record.offset for each in records]
+        return True
 
 
 def write(kafka: KafkaSettings, *records: Record, topic: str = BASES.name) -> None:
@@ -94,22 +96,25 @@ def test_bases_that_were_announced_before_its_own_are_not_newer(embedded_bootstr
     assert newer == {"cut before", "next"} and follower.wanted is None
 
 
-def test_a_base_is_heard_of_while_there_is_no_room_for_records(embedded_bootstrap: str) -> None:
-    kafka = KafkaSettings(bootstrap=embedded_bootstrap, prefix=f"f{time.monotonic_ns()}.")
+def test_one_without_room_hears_of_bases_and_goes_on_where_it_stopped(bootstrap: str) -> None:
+    kafka = KafkaSettings(bootstrap=bootstrap, prefix=f"f{time.monotonic_ns()}.")
     create_topics(kafka)
-    first = a_base("b-0", predecessor=None, position={}, vectors={})
-    write(kafka, first)
-    full = NoRoom()
-    follower = CorpusFollower(full, Fold(full, {}), first, kafka, SystemClock())
-    follower.full = "full"
+    empty: dict[str, Position] = {"position": {}, "vectors": {}}
+    write(kafka, a_base("first", predecessor=None, **empty))
+    vectors = [DocumentVectors(offset=number, deleted=True) for number in range(3 * RECORDS)]
+    write(kafka, *vectors[:RECORDS], topic=VECTORS.name)
+    some = SomeRoom()
+    base = a_base("first", predecessor=None, **empty)
+    follower = CorpusFollower(some, Fold(some, {}), base, kafka, SystemClock())
+    follower.full = "no room"
     follower.start()
-    wait_until(lambda: not follower.not_ready())
-    write(kafka, DocumentVectors(offset=0, deleted=True), topic=VECTORS.name)
-    wait_until(lambda: follower.notes() == "full")
-    write(kafka, a_base("b-1", predecessor="b-0", position={}, vectors={}))
+    wait_until(lambda: "no room" in follower.not_ready() + follower.notes())
+    write(kafka, a_base("next", predecessor="first", **empty))
     wait_until(lambda: follower.newer_base is not None)
-    full.has_room = True
-    write(kafka, DocumentVectors(offset=1, deleted=True), topic=VECTORS.name)
-    wait_until(lambda: full.folded == 2)
+    write(kafka, *vectors[RECORDS:], topic=VECTORS.name)
+    assert some.added == [0, 1]
+    some.room = len(vectors)
+    wait_until(lambda: not follower.not_ready())
+    wait_until(lambda: len(some.added) == len(vectors))
     follower.close()
-    assert not follower.notes()
+    assert some.added == [each.offset for each in vectors]
