@@ -1,0 +1,49 @@
+"""The options of `carpool bench live`. A docstring is its command's help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from bench.core.options import DataOption, SeedOption, ServiceOptions
+from bench.services.options import WarmUpOption
+
+RowsOption = Annotated[int, Option(min=2_000, help="Passages of the base, grown out of the data.")]
+RateOption = Annotated[float, Option("--rate", min=0.1, help="Questions a second.")]
+VectorsOption = Annotated[float, Option(min=0, help="Given vectors that are put a second.")]
+PassagesOption = Annotated[int, Option(min=1, max=512, help="Passages of a document.")]
+
+
+class LiveOptions(ServiceOptions, frozen=True, kw_only=True):
+    """Options of all parts."""
+
+    data: DataOption = None
+    rows: RowsOption = 200_000
+    seed: SeedOption = 0
+
+
+class LoadOptions(LiveOptions, frozen=True, kw_only=True):
+    """Options of parts with services, questions and changes."""
+
+    seconds: Annotated[float, Option(min=5, help="How long each load is measured.")] = 60.0
+    warm_up_s: WarmUpOption = 20.0
+    rate_per_s: RateOption = 20.0
+    vectors_per_s: VectorsOption = 1_000.0
+    passages: PassagesOption = 10
+
+
+class FreshnessOptions(LoadOptions, frozen=True, kw_only=True):
+    """How long until a put is searched, and what do writes and saved bases do to questions?
+
+    Sends questions without writes; then the same beside documents with given vectors, which replace
+    earlier ones, while bases are saved. Then documents with text only, which the indexer embeds.
+    Services run on Apache Kafka, without an LLM.
+
+    Ends with 1 when a put is searchable later than 150 ms (p50) or 500 ms (p99), the p99 of
+    questions is over 1.2 (between saves) or 1.5 (during one) of that without writes, fewer than
+    three bases were saved, or a question has no answer or one of another revision.
+    """
+
+    saves: Annotated[int, Option(min=0, help="Bases to save, about; 0: as fresh_bytes says.")] = 4
+    texts: Annotated[int, Option(min=0, help="Documents with text only.")] = 200
