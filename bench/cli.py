@@ -59,6 +59,7 @@ PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "hedrarag-nearness": (papers.NearnessOptions, "bench.papers.hedrarag.nearness"),
 }
 LIVE: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "stream": (of_live.StreamOptions, "bench.live.stream"),
     "freshness": (of_live.FreshnessOptions, "bench.live.freshness"),
 }
 """The options of each command, and the module whose `run` takes them."""

@@ -47,3 +47,21 @@ class FreshnessOptions(LoadOptions, frozen=True, kw_only=True):
 
     saves: Annotated[int, Option(min=0, help="Bases to save, about; 0: as fresh_bytes says.")] = 4
     texts: Annotated[int, Option(min=0, help="Documents with text only.")] = 200
+
+
+class StreamOptions(LiveOptions, frozen=True, kw_only=True):
+    """Is a base with fresh rows as good as a new build of the same rows?
+
+    In process, without services: a stream of inserts, replaced and deleted documents, whose topics
+    come one after the other, over a base that has the first topics. After each of ten rounds it is
+    compared with a new build at the same nlist and nprobe.
+
+    Ends with 1 when recall is below 0.998 of the new build's, codes scanned are over 1.2 of its,
+    memory is over its and fresh_bytes, or a search does not find what its mode promises.
+    """
+
+    nlist: Annotated[int, Option(min=0, help="Clusters; 0: twice the root of the rows.")] = 0
+    questions: Annotated[int, Option(min=10, help="Real questions of a checkpoint.")] = 500
+    retrain: Annotated[
+        bool, Option("--retrain", help="New centroids where `corpus save --retrain` is advised.")
+    ] = False
