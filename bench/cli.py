@@ -59,7 +59,10 @@ PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "hedrarag-nearness": (papers.NearnessOptions, "bench.papers.hedrarag.nearness"),
 }
 LIVE: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "frozen": (of_live.FrozenOptions, "bench.live.frozen"),
+    "restart": (of_live.RestartOptions, "bench.live.restart"),
     "stream": (of_live.StreamOptions, "bench.live.stream"),
+    "swaps": (of_live.SwapsOptions, "bench.live.swaps"),
     "freshness": (of_live.FreshnessOptions, "bench.live.freshness"),
 }
 """The options of each command, and the module whose `run` takes them."""

@@ -60,10 +60,8 @@ class LiveSet:
         self, number: int, revision: int, passages: int, now_us: int, *, has_vectors: bool = True
     ) -> QueryRecord:
         """Returns the record of a document: passages of other rows, with their vectors."""
-        first, model = number + 7_919 * revision, self.index.manifest.embedding_model
-        rows = [(first + n) % len(self.vectors) for n in range(passages)]
-        made = []
-        for row in rows:
+        model, made = self.index.manifest.embedding_model, []
+        for row in self._rows(number, revision, passages):
             one = self.passage(row, revision)
             given = {"vector": self.vectors[row].astype("<f4").tobytes(), "embedding_model": model}
             extra = given if has_vectors else {}
@@ -71,6 +69,15 @@ class LiveSet:
         return build_document(
             DocumentKey("", name_of(number)), Document(passages=tuple(made)), now_us
         )
+
+    def text_bytes(self, number: int, revision: int, passages: int) -> int:
+        """Returns the bytes of texts and titles of a document."""
+        own = [self.passage(row, revision) for row in self._rows(number, revision, passages)]
+        return sum(len(each.text.encode()) + len(each.title.encode()) for each in own)
+
+    def _rows(self, number: int, revision: int, passages: int) -> list[int]:
+        first = number + 7_919 * revision
+        return [(first + n) % len(self.vectors) for n in range(passages)]
 
     def asked(self, count: int, first: int = 0) -> list[Question]:
         """Returns `count` questions from number `first` on; they repeat after thousands."""

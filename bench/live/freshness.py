@@ -29,6 +29,7 @@ from bench.live.load import (
     Writer,
     live_session,
     mixed,
+    over_in,
     retrievals,
     spans,
 )
@@ -107,9 +108,8 @@ def measure(
     pids |= {"broker": [one.pid for one in session.brokers], "load and reader": [os.getpid()]}
     cores, loads = dict[str, dict[str, float]](), dict[str, SentLoad]()
     rate_per_s = options.vectors_per_s / options.passages
-    until_s = time.monotonic() + options.warm_up_s
     with ThreadPoolExecutor(1, "writer") as pool:
-        slowly = pool.submit(writer.run, rate_per_s / 5, lambda: time.monotonic() > until_s)
+        slowly = pool.submit(writer.run, rate_per_s / 5, over_in(options.warm_up_s))
         session.recorder.wait(asker.ask(max(1.0, options.warm_up_s)).keys())
         slowly.result()
     writer.reach()
@@ -126,9 +126,8 @@ def measure(
         run.note(f"{name}: measured")
 
     ask(QUIET, min(options.seconds, QUIET_S_MAX))
-    until_s = time.monotonic() + options.seconds
     with ThreadPoolExecutor(1, "writer") as pool:
-        written = pool.submit(writer.run, rate_per_s, lambda: time.monotonic() > until_s)
+        written = pool.submit(writer.run, rate_per_s, over_in(options.seconds))
         behind = pool.submit(writer.reach)
         ask("with writes", options.seconds)
         documents_per_s, behind_s = written.result(), behind.result()

@@ -50,6 +50,12 @@ def live_session(
         yield session
 
 
+def over_in(seconds: float) -> Callable[[], bool]:
+    """Returns what says whether so many seconds have gone by from now on."""
+    until_s = time.monotonic() + seconds
+    return lambda: time.monotonic() > until_s
+
+
 class Writer:
     """Puts documents at a rate, and asks questions that are bound by some of them."""
 
@@ -57,8 +63,10 @@ class Writer:
         """The same documents are put again and again: half as many passages as the base has."""
         self._session, self._live, self._passages = session, live, options.passages
         self._clock, self._numbers = SystemClock(), count()
-        self._documents = max(1, len(live.vectors) // (2 * options.passages))
+        self.documents = max(1, len(live.vectors) // (2 * options.passages))
         self._problems: list[str] = []
+        self.text_bytes = 0
+        """Of all texts and titles."""
         self._next_probe_us = 0
         self.puts: list[PutPlace] = []
         self.probes: dict[str, PutPlace] = {}
@@ -79,11 +87,12 @@ class Writer:
     def put(self, *, has_vectors: bool = True, number: int | None = None) -> None:
         """Puts the next revision of a document, or a given one."""
         at = next(self._numbers)
-        revision = 1 + at // self._documents
-        number = at % self._documents if number is None else number
+        revision = 1 + at // self.documents
+        number = at % self.documents if number is None else number
         record = self._live.document(
             number, revision, self._passages, self._clock.now_us(), has_vectors=has_vectors
         )
+        self.text_bytes += self._live.text_bytes(number, revision, self._passages)
 
         def placed(place: Place | None, error: PublishError | None) -> None:
             if place is None:

@@ -65,3 +65,40 @@ class StreamOptions(LiveOptions, frozen=True, kw_only=True):
     retrain: Annotated[
         bool, Option("--retrain", help="New centroids where `corpus save --retrain` is advised.")
     ] = False
+
+
+class SwapsOptions(LoadOptions, frozen=True, kw_only=True):
+    """Is an answer lost, mixed or late while the searcher swaps its base?
+
+    Questions and puts go on all the time; bases are saved one after the other.
+
+    Ends with 1 when an answer is lost, is there twice or is of two states, or none comes for over
+    200 ms around a swap, or the old base was closed before the new one was open.
+    """
+
+    swaps: Annotated[int, Option(min=1, help="Bases to save.")] = 20
+    vectors_per_s: VectorsOption = 100.0
+    seconds: Annotated[float, Option(min=2, help="Seconds before the first one.")] = 20.0
+
+
+class RestartOptions(LoadOptions, frozen=True, kw_only=True):
+    """What does a searcher take that begins with much to fold, and the log, a byte of text?
+
+    Fills the memory of fresh rows, and starts a searcher again, a second one, and a frozen one.
+    Then questions are repeated, without writes and beside them, with a stand-in for an LLM: how
+    many get the answer of the first time? It promises nothing.
+    """
+
+    fresh_mb: Annotated[int, Option(min=8, help="Memory for fresh rows: MiB.")] = 256
+    texts: Annotated[int, Option(min=1, help="Documents with text only.")] = 50
+    questions: Annotated[int, Option(min=10, help="Questions that are repeated.")] = 600
+
+
+class FrozenOptions(LoadOptions, frozen=True, kw_only=True):
+    """What do questions cost over a frozen index, and over a live one to which nothing comes?
+
+    Both are asked in turn, on one broker, without an LLM.
+
+    Ends with 1 when a question has no answer or two, or the p50 of the live side is over 1.05 of
+    that of the frozen one.
+    """

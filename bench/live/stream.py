@@ -335,7 +335,7 @@ class Stream:
             mb_of_build=mb_new,
             mb_ratio=mb / mb_new,
             kept=kept,
-            far_kept=float(np.mean([row in own for row, own in far] or [1.0])),
+            far_kept=float(np.mean([bool((own == row).any()) for row, own in far] or [True])),
         )
 
 
