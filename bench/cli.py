@@ -62,7 +62,7 @@ LIVE: dict[str, tuple[type[msgspec.Struct], str]] = {
     "frozen": (of_live.FrozenOptions, "bench.live.frozen"),
     "restart": (of_live.RestartOptions, "bench.live.restart"),
     "stream": (of_live.StreamOptions, "bench.live.stream"),
-    "swaps": (of_live.SwapsOptions, "bench.live.swaps"),
+    "swaps": (of_live.SwapsOptions, "bench.live.freshness"),
     "freshness": (of_live.FreshnessOptions, "bench.live.freshness"),
 }
 """The options of each command, and the module whose `run` takes them."""

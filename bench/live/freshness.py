@@ -1,224 +1,202 @@
-"""`carpool bench live freshness`: puts until they are searched, and questions beside them.
+"""`carpool bench live freshness` and `swaps`: puts until they are searched, and questions beside.
 
-A put is searchable when a question that is bound by it, sent at its acknowledgement, has been
-searched: so its time has the way of this question to the searcher.
+A put is searched when a question that is bound by it, sent at its acknowledgement, has been: this
+has the way of the question to the searcher. What services did is read from their logs.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any
 
-import msgspec
-
-from bench.core.accounting import Accounting, answer_accounting
+from bench.core.accounting import answer_accounting
 from bench.core.cpu import CpuMeter
+from bench.core.kafka import kafka_settings
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session
-from bench.core.spread import Spread, spread
-from bench.live.corpus import LiveSet, live_set
+from bench.core.spread import spread
+from bench.live.corpus import Truth, live_set
 from bench.live.load import (
-    SAVED,
-    SWAPPED,
-    Asker,
+    LiveLoad,
     Span,
-    Writer,
+    Until,
     live_session,
-    mixed,
+    longest_gap_ms,
     over_in,
     retrievals,
     spans,
 )
-from bench.live.options import FreshnessOptions
-from searcher.settings import SearcherSettings
+from bench.live.options import PASSAGES, FreshnessOptions, SwapsOptions
+from carpool.clock import SystemClock
+from producers.corpus.save import save_base
+from producers.settings import ClientSettings
+from schemas.topics import ANSWERS
 
-QUIET_S_MAX = 120.0
-STALE_MS = 5_000.0
+SAVED, SWAPPED = "a base was saved", "a newer base is searched"
+STALE_MS, QUIET_S_MAX = 5_000.0, 120.0
 """What a put counts whose question has waited in vain: it took at least this long."""
-FRESH_ROW_BYTES = 1_900
-"""About what a fresh row of these passages takes."""
 PUT_P50_MS, PUT_P99_MS, BETWEEN_MAX, SAVING_MAX, SAVES_MIN = 150.0, 500.0, 1.2, 1.5, 3
+PAUSE_MAX_MS = 200.0
 QUIET, BETWEEN, SAVING, SWAPPING = "without writes", "between saves", "in a save", "in a swap"
-
-
-class Freshness(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in ms: p50 / p99 / max. `put_to_searched`: from the acknowledgement of a put.
-    `way`: the same of a question that is not bound. `behind_s`: from the last put until it is
-    searched. `cores`: CPU of each process, without and with writes.
-    """
-
-    put_to_searched: Spread | None
-    stale: int
-    way: Spread | None
-    questions: dict[str, Spread | None]
-    p99_ratios: dict[str, float]
-    p50_ratios: dict[str, float]
-    documents_per_s: float
-    vectors_per_s: float
-    behind_s: float
-    save_s: list[float]
-    swap_s: list[float]
-    mixed: int
-    accounting: Accounting
-    cores: dict[str, dict[str, float]]
-    texts_per_s: float
+WRITES, SWAP_S_MAX = "with writes", 120.0
+LEFT_OUT = "embedding of questions; an LLM; several brokers and searchers; the put until its ack"
 
 
 def run(options: FreshnessOptions) -> bool:
-    run = ServicesRun("live-freshness", options)
+    name = "swaps" if isinstance(options, SwapsOptions) else "freshness"
+    run = ServicesRun(f"live-{name}", options)
     shutil.rmtree(run.folder, ignore_errors=True)
-    run.note("growing and building the base, if it is not there")
     live = live_set(options)
-    settings = {"CARPOOL_SEARCHER_FRESH_BYTES": str(fresh_bytes(options))}
-    with live_session(run, live, settings) as session:
-        found = measure(run, session, live, options)
-    return run.finish(
-        {"freshness": {"found": found}},
-        promises=promises_of(found),
-        results=found,
-        index=live.index.facts,
-        left_out=LEFT_OUT,
-        fresh_bytes=fresh_bytes(options),
-    )
-
-
-LEFT_OUT = """Embedding of questions, which have vectors; an LLM; several brokers and searchers;
-the time from `put` to its acknowledgement."""
-
-
-def fresh_bytes(options: FreshnessOptions) -> int:
-    """Returns what lets about as many bases be saved as are wanted: one at half of it."""
-    most = SearcherSettings().fresh_bytes
-    if not options.saves:
-        return most
-    rows = options.vectors_per_s * options.seconds / (options.saves + 0.5)
-    return min(most, round(2 * rows * FRESH_ROW_BYTES))
+    with live_session(run, live, {}) as session:
+        found = measure(run, session, LiveLoad(session, live, options), options)
+    promises = promises_of(found) if name == "freshness" else promises_of_swaps(found)
+    tables, facts = {name: {"found": found}}, live.index.facts
+    return run.finish(tables, promises=promises, results=found, index=facts, left_out=LEFT_OUT)
 
 
 def measure(
-    run: ServicesRun, session: Session, live: LiveSet, options: FreshnessOptions
-) -> Freshness:
-    """Measures without writes, with given vectors, and with texts. Blocks."""
-    asker, writer = Asker(session, live, options.rate_per_s), Writer(session, live, options)
+    run: ServicesRun, session: Session, load: LiveLoad, options: FreshnessOptions
+) -> dict[str, Any]:
+    """Measures without writes, then with writes and saves, then texts. Blocks."""
     pids = {name: [one.pid] for name, one in session.stack.processes.items()}
     pids |= {"broker": [one.pid for one in session.brokers], "load and reader": [os.getpid()]}
-    cores, loads = dict[str, dict[str, float]](), dict[str, SentLoad]()
-    rate_per_s = options.vectors_per_s / options.passages
-    with ThreadPoolExecutor(1, "writer") as pool:
-        slowly = pool.submit(writer.run, rate_per_s / 5, over_in(options.warm_up_s))
-        session.recorder.wait(asker.ask(max(1.0, options.warm_up_s)).keys())
-        slowly.result()
-    writer.reach()
-    writer.probes.clear()
+    loads, saves_done = dict[str, SentLoad](), threading.Event()
 
-    def ask(name: str, seconds: float) -> None:
+    def ask(name: str, is_over: Until) -> dict[str, float]:
         meter = CpuMeter(pids)
         meter.start()
-        loads[name] = asker.ask(seconds)
+        loads[name] = load.ask(is_over)
         session.recorder.wait(loads[name].keys())
         meter.stop()
-        used = {each: meter.work_s[each] + meter.idle_s[each] for each in meter.work_s}
-        cores[name] = {each: used_s / meter.seconds for each, used_s in used.items()}
         run.note(f"{name}: measured")
+        used = {each: meter.work_s[each] + meter.idle_s[each] for each in meter.work_s}
+        return {each: used_s / meter.seconds for each, used_s in used.items()}
 
-    ask(QUIET, min(options.seconds, QUIET_S_MAX))
-    with ThreadPoolExecutor(1, "writer") as pool:
-        written = pool.submit(writer.run, rate_per_s, over_in(options.seconds))
-        behind = pool.submit(writer.reach)
-        ask("with writes", options.seconds)
-        documents_per_s, behind_s = written.result(), behind.result()
-    probes = dict(writer.probes)
-    saves = spans(session.stack["indexer"].log_file, SAVED)
-    swaps = spans(session.stack["searcher"].log_file, SWAPPED)
-    texts_per_s = measure_texts(session, writer, options)
-    searched = retrievals(session)
+    with ThreadPoolExecutor(2, "load") as pool:
+        slowly = pool.submit(load.write, over_in(options.warm_up_s), 0.2)
+        session.recorder.wait(load.ask(over_in(options.warm_up_s)).keys())
+        slowly.result()
+        load.reach()
+        load.probes.clear()
+        cores = {QUIET: ask(QUIET, over_in(min(options.seconds, QUIET_S_MAX)))}
+        over = over_in(options.seconds)
+        saved = pool.submit(save_all, run, session, options, saves_done)
+        written = pool.submit(load.write, lambda: over() and saves_done.is_set())
+        behind = pool.submit(load.reach)
+        cores[WRITES] = ask(WRITES, lambda: over() and saves_done.is_set())
+        saved.result()
+    found = {"vectors a second": written.result() * PASSAGES, "seconds behind": behind.result()}
+    return {
+        **of_log(session, load, loads),
+        **found,
+        **measure_texts(session, load, options),
+        "cores": cores,
+    }
+
+
+def save_all(
+    run: ServicesRun, session: Session, options: FreshnessOptions, done: threading.Event
+) -> None:
+    """Saves bases at equal distances, each after the swap of the one before. Blocks."""
+    kafka = kafka_settings(run.settings, bootstrap=session.stack.bootstrap)
+    searcher, began_s = session.stack["searcher"], time.monotonic()
+    try:
+        for number in range(options.saves):
+            due_s = began_s + (number + 0.5) * options.seconds / options.saves
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            swaps = len(spans(searcher.log_file, SWAPPED))
+            save_base(kafka, ClientSettings(), SystemClock(), run.note)
+            is_late = over_in(SWAP_S_MAX)
+            while len(spans(searcher.log_file, SWAPPED)) == swaps and not is_late():
+                time.sleep(0.2)
+            run.note(f"{number + 1} of {options.saves} bases")
+    finally:
+        done.set()
+
+
+def of_log(session: Session, load: LiveLoad, loads: Mapping[str, SentLoad]) -> dict[str, Any]:
+    """Returns what became of questions and puts, by what services did meanwhile."""
+    searched, asked = retrievals(session), {**loads[QUIET], **loads[WRITES]}
     put_ms = [
         (searched[name].completed_us - put.acked_us) / 1_000
-        for name, put in probes.items()
+        for name, put in load.probes.items()
         if name in searched
     ]
-    asked = {**loads[QUIET], **loads["with writes"]}
-    questions = by_phase(session, loads, saves, swaps)
-    return Freshness(
-        put_to_searched=spread(put_ms + [STALE_MS] * (len(probes) - len(put_ms))),
-        stale=len(probes) - len(put_ms),
-        way=spread(
-            (searched[name].completed_us - due_us) / 1_000
-            for name, due_us in loads[QUIET].items()
-            if name in searched
-        ),
-        questions=questions,
-        p99_ratios=ratios(questions, "p99"),
-        p50_ratios=ratios(questions, "p50"),
-        documents_per_s=documents_per_s,
-        vectors_per_s=documents_per_s * options.passages,
-        behind_s=behind_s,
-        save_s=[(one.ended_us - one.began_us) / 1e6 for one in saves],
-        swap_s=[(one.ended_us - one.began_us) / 1e6 for one in swaps],
-        mixed=len(mixed(searched, session, writer.puts)),
-        accounting=answer_accounting(asked, session.answers(asked)),
-        cores=cores,
-        texts_per_s=texts_per_s,
+    stale, stack, truth = len(load.probes) - len(put_ms), session.stack, Truth(load.puts)
+    saves, swaps = (
+        spans(stack["indexer"].log_file, SAVED),
+        spans(stack["searcher"].log_file, SWAPPED),
     )
-
-
-def measure_texts(session: Session, writer: Writer, options: FreshnessOptions) -> float:
-    """Returns how many passages with text only the indexer embeds a second; 0: none. Blocks."""
-    for _ in range(options.texts):
-        writer.put(has_vectors=False)
-    writer.flush()
-    indexer = session.stack["indexer"]
-    embedded, reached = {"vectors": "embedded"}, list[tuple[float, float]]()
-    wanted = options.texts * options.passages
-    while not reached or (reached[-1][1] < wanted and time.monotonic() < reached[0][0] + 300):
-        done = indexer.metric("carpool_passages_indexed_total", **embedded)
-        if done and (not reached or done > reached[-1][1]):
-            reached.append((time.monotonic(), done))
-        time.sleep(0.05)
-    (began_s, first), (ended_s, last) = reached[0], reached[-1]
-    return (last - first) / (ended_s - began_s) if last > first else 0.0
-
-
-def by_phase(
-    session: Session, loads: Mapping[str, SentLoad], saves: Sequence[Span], swaps: Sequence[Span]
-) -> dict[str, Spread | None]:
-    """Returns the times of questions by what was going on while they were on their way."""
-    found: dict[str, list[float]] = {each: [] for each in (QUIET, BETWEEN, SAVING, SWAPPING)}
-    found[QUIET] += session.answered_ms(loads[QUIET]).values()
-    load = loads["with writes"]
-    for name, took_ms in session.answered_ms(load).items():
-        way = load[name], load[name] + 1_000 * took_ms
-        is_swapping = any(one.meets(*way) for one in swaps)
-        is_saving = any(one.meets(*way) for one in saves)
-        found[SWAPPING if is_swapping else SAVING if is_saving else BETWEEN].append(took_ms)
-    return {name: spread(times_ms) for name, times_ms in found.items()}
-
-
-def ratios(questions: Mapping[str, Spread | None], field: str) -> dict[str, float]:
-    """Returns a percentile of each phase over that without writes."""
-    base = questions[QUIET]
+    times: dict[str, list[float]] = {each: [] for each in (QUIET, BETWEEN, SAVING, SWAPPING)}
+    for name, took_ms in session.answered_ms(asked).items():
+        way = Span(asked[name], asked[name] + 1_000 * took_ms)
+        is_saving, is_swapping = (any(map(way.meets, those)) for those in (saves, swaps))
+        phase = SWAPPING if is_swapping else SAVING if is_saving else BETWEEN
+        times[QUIET if name in loads[QUIET] else phase].append(took_ms)
+    questions = {name: spread(each) for name, each in times.items()}
+    records = session.recorder.records(ANSWERS.name)
+    times_us = [one.received_us for one in records if one.key in asked]
+    quiet = [Span(at, at + 1e6) for at in sorted(loads[QUIET].values())[:-20:20]]
+    seen = [(each.hits, each.corpus.position) for each in searched.values() if each.corpus]
     return {
-        name: getattr(one, field) / getattr(base, field)
-        for name, one in questions.items()
-        if one is not None and base is not None and name != QUIET
+        "put to searched": spread(put_ms + [STALE_MS] * stale),
+        "stale": stale,
+        "questions": questions,
+        "p99": {
+            name: one.p99 / base.p99
+            for name, one in questions.items()
+            if one is not None and (base := questions[QUIET]) is not None
+        },
+        "seconds of saves": spread((ended - began) / 1e6 for began, ended in saves),
+        "seconds of swaps": spread((ended - began) / 1e6 for began, ended in swaps),
+        "swaps": len(swaps),
+        "beside": stack["searcher"].metric("carpool_corpus_base_swaps_total", how="beside"),
+        "gaps": spread(longest_gap_ms(times_us, one) for one in swaps),
+        "gaps in seconds without writes": spread(longest_gap_ms(times_us, one) for one in quiet),
+        "mixed": sum(truth.is_mixed(*each) for each in seen),
+        "accounting": answer_accounting(asked, session.answers(asked)),
     }
 
 
-def promises_of(found: Freshness) -> dict[str, bool]:
-    """Returns each promise and whether it was kept. A phase that did not occur keeps none."""
-    put, never = found.put_to_searched, float("inf")
-    kept: dict[str, Any] = {
-        f"a put is searched after {PUT_P50_MS:g} ms (p50)": put and put.p50 <= PUT_P50_MS,
-        f"a put is searched after {PUT_P99_MS:g} ms (p99)": put and put.p99 <= PUT_P99_MS,
-        f"at least {SAVES_MIN} bases were saved": len(found.save_s) >= SAVES_MIN,
-        "each question has one answer": found.accounting.holds,
-        "no answer has a text of another revision": not found.mixed,
+def measure_texts(session: Session, load: LiveLoad, options: FreshnessOptions) -> dict[str, float]:
+    """Returns how many passages with text only are embedded a second. Blocks."""
+    began_s = time.monotonic()
+    for _ in range(options.texts):
+        load.put(has_vectors=False)
+    load.reach()
+    return {"texts a second": options.texts * PASSAGES / (time.monotonic() - began_s)}
+
+
+def promises_of(found: Mapping[str, Any]) -> dict[str, bool]:
+    """Returns each promise of `freshness`. A phase that did not occur keeps none."""
+    put, p99 = found["put to searched"], found["p99"]
+    kept = {
+        f"a put is searched after {PUT_P50_MS:g} ms (p50)": put.p50 <= PUT_P50_MS,
+        f"a put is searched after {PUT_P99_MS:g} ms (p99)": put.p99 <= PUT_P99_MS,
+        f"at least {SAVES_MIN} bases were swapped": found["swaps"] >= SAVES_MIN,
     }
     for name, most in (BETWEEN, BETWEEN_MAX), (SAVING, SAVING_MAX):
-        ratio = found.p99_ratios.get(name, never)
-        kept[f"p99 of questions {name} at most {most:g}x"] = ratio <= most
-    return {name: bool(each) for name, each in kept.items()}
+        kept[f"p99 of questions {name} at most {most:g}x"] = p99.get(name, inf) <= most
+    return {**kept, **promises_of_answers(found)}
+
+
+def promises_of_swaps(found: Mapping[str, Any]) -> dict[str, bool]:
+    """Returns each promise of `swaps`."""
+    return {
+        f"no pause over {PAUSE_MAX_MS:g} ms": found["gaps"].max <= PAUSE_MAX_MS,
+        "every swap had room for two bases": found["beside"] == found["swaps"],
+        **promises_of_answers(found),
+    }
+
+
+def promises_of_answers(found: Mapping[str, Any]) -> dict[str, bool]:
+    return {
+        "each question has one answer": found["accounting"].holds,
+        "no answer is of two states": not found["mixed"],
+    }
