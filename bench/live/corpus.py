@@ -23,7 +23,6 @@ from bench.data import evaluation
 from bench.data.grown import grow, usual_spread
 from bench.data.index import BenchIndex, built
 from bench.live.options import PASSAGES, LiveOptions
-from carpool.corpus.base_folders import BASES_FOLDER
 from carpool.disk.documents import Passage
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from indexer.settings import IndexerConfig
@@ -68,7 +67,7 @@ class LiveSet:
 def live_set(options: LiveOptions) -> LiveSet:
     """Returns the set in the folder of the benchmark, grown and built where it is not there.
 
-    Bases of earlier runs are removed. Blocks: minutes for 200,000 rows.
+    Blocks: minutes for 200,000 rows.
     """
     data = evaluation.find_data(options.data)
     folder = (options.work / f"live-{options.rows}").resolve()
@@ -84,7 +83,6 @@ def live_set(options: LiveOptions) -> LiveSet:
             write_corpus(corpus, names, (real[row % len(real)] for row in range(options.rows)))
         vectors_path = folder / "vectors.npy"
         built(corpus, index_dir, IndexerConfig(), vectors=vectors_path, seed=options.seed)
-    shutil.rmtree(index_dir / BASES_FOLDER, ignore_errors=True)
     questions = [
         msgspec.structs.replace(one, id=None, vector=vector.astype("<f4").tobytes())
         for name in evaluation.QUESTIONS

@@ -7,7 +7,6 @@ has the way of the question to the searcher. What services did is read from thei
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -51,7 +50,6 @@ LEFT_OUT = "embedding of questions; an LLM; several brokers and searchers; the p
 def run(options: FreshnessOptions) -> bool:
     name = "swaps" if isinstance(options, SwapsOptions) else "freshness"
     run = ServicesRun(f"live-{name}", options)
-    shutil.rmtree(run.folder, ignore_errors=True)
     live = live_set(options)
     with live_session(run, live, {}) as session:
         found = measure(run, session, LiveLoad(session, live, options), options)

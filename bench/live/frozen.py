@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import chain
 from statistics import fmean
 
@@ -25,7 +24,6 @@ P50_MAX = 1.05
 
 def run(options: FrozenOptions) -> bool:
     run, are_whole = ServicesRun("live-frozen", options), list[bool]()
-    shutil.rmtree(run.folder, ignore_errors=True)
     live = live_set(options)
     turns: dict[str, list[tuple[list[float], float, float]]] = {name: [] for name in SIDES}
     for name in TURNS:  # drift of the machine meets both alike

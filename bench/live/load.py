@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from bench.core.stack import SERVICES
 from bench.live.corpus import LiveSet, PutPlace
 from bench.live.options import PASSAGES, LiveOptions
 from carpool.clock import SystemClock
+from carpool.corpus.base_folders import BASES_FOLDER
 from carpool.errors import CarpoolError
 from producers.match_answers import Place
 from schemas.codec import decode_retrieval
@@ -37,7 +39,9 @@ Until = Callable[[], bool]
 def live_session(
     run: ServicesRun, live: LiveSet, settings: Mapping[str, str], **stack: Any
 ) -> Iterator[Session]:
-    """Yields services with an indexer, on one broker; see `open_session`."""
+    """Yields services with an indexer, on one broker, and without earlier bases and logs."""
+    for folder in (run.folder, live.index.dir / BASES_FOLDER):
+        shutil.rmtree(folder, ignore_errors=True)
     own, topics = {**SETTINGS, **settings, **run.settings}, (GROUPS, RETRIEVALS, ANSWERS)
     given = {"brokers": 1, "services": WITH_INDEXER, "topics": [one.name for one in topics]}
     with open_session(live.index.dir, run.folder, own, **{**given, **stack}) as session:

@@ -4,7 +4,6 @@ many answers are given again while others write.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,6 @@ NO_SAVES = ("env", f"{FRESH_BYTES}={1 << 40}", sys.executable, "-m", "carpool", 
 
 def run(options: RestartOptions) -> bool:
     run = ServicesRun("live-restart", options)
-    shutil.rmtree(run.folder, ignore_errors=True)
     live, found = live_set(options), dict[str, dict[str, float]]()
     # With two lanes another searcher has work.
     settings = {FRESH_BYTES: str(options.fresh_mb << 20), "CARPOOL_KAFKA_LANES": "2"}
