@@ -1,7 +1,8 @@
 """`carpool bench live freshness` and `swaps`: puts until they are searched, and questions beside.
 
 A put is searched when a question that is bound by it, sent at its acknowledgement, has been: this
-has the way of the question to the searcher. What services did is read from their logs.
+has the way of the question to the searcher. At most five such questions are sent a second. What
+services did is read from their logs.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def run(options: FreshnessOptions) -> bool:
     live = live_set(options)
     with live_session(run, live, {}) as session:
         found = measure(run, session, LiveLoad(session, live, options), options)
-    promises = promises_of(found) if name == "freshness" else promises_of_swaps(found)
+    promises = promises_of(found, are_swaps=name == "swaps")
     tables, facts = {name: {"found": found}}, live.index.facts
     return run.finish(tables, promises=promises, results=found, index=facts, left_out=LEFT_OUT)
 
@@ -89,11 +90,14 @@ def measure(
         behind = pool.submit(load.reach)
         cores[WRITES] = ask(WRITES, lambda: over() and saves_done.is_set())
         saved.result()
-    found = {"vectors a second": written.result() * PASSAGES, "seconds behind": behind.result()}
-    return {
-        **of_log(session, load, loads),
-        **found,
-        **measure_texts(session, load, options),
+    found, began_s = of_log(session, load, loads), time.monotonic()
+    for _ in range(options.texts):
+        load.put(has_vectors=False)
+    load.reach()
+    return found | {
+        "vectors a second": written.result() * PASSAGES,
+        "seconds behind": behind.result(),
+        "texts a second": options.texts * PASSAGES / (time.monotonic() - began_s),
         "cores": cores,
     }
 
@@ -127,10 +131,8 @@ def of_log(session: Session, load: LiveLoad, loads: Mapping[str, SentLoad]) -> d
         if name in searched
     ]
     stale, stack, truth = len(load.probes) - len(put_ms), session.stack, Truth(load.puts)
-    saves, swaps = (
-        spans(stack["indexer"].log_file, SAVED),
-        spans(stack["searcher"].log_file, SWAPPED),
-    )
+    saves = spans(stack["indexer"].log_file, SAVED)
+    swaps = spans(stack["searcher"].log_file, SWAPPED)
     times: dict[str, list[float]] = {each: [] for each in (QUIET, BETWEEN, SAVING, SWAPPING)}
     for name, took_ms in session.answered_ms(asked).items():
         way = Span(asked[name], asked[name] + 1_000 * took_ms)
@@ -162,39 +164,23 @@ def of_log(session: Session, load: LiveLoad, loads: Mapping[str, SentLoad]) -> d
     }
 
 
-def measure_texts(session: Session, load: LiveLoad, options: FreshnessOptions) -> dict[str, float]:
-    """Returns how many passages with text only are embedded a second. Blocks."""
-    began_s = time.monotonic()
-    for _ in range(options.texts):
-        load.put(has_vectors=False)
-    load.reach()
-    return {"texts a second": options.texts * PASSAGES / (time.monotonic() - began_s)}
-
-
-def promises_of(found: Mapping[str, Any]) -> dict[str, bool]:
-    """Returns each promise of `freshness`. A phase that did not occur keeps none."""
+def promises_of(found: Mapping[str, Any], *, are_swaps: bool) -> dict[str, bool]:
+    """Returns each promise of `freshness`, or of `swaps`. A phase that did not occur keeps none."""
     put, p99 = found["put to searched"], found["p99"]
     kept = {
+        "each question has one answer": found["accounting"].holds,
+        "no answer is of two states": not found["mixed"],
+    }
+    if are_swaps:
+        pause = f"no pause over {PAUSE_MAX_MS:g} ms"
+        beside = "every swap had room for two bases"
+        own = {pause: found["gaps"].max <= PAUSE_MAX_MS, beside: found["beside"] == found["swaps"]}
+        return kept | own
+    kept |= {
         f"a put is searched after {PUT_P50_MS:g} ms (p50)": put.p50 <= PUT_P50_MS,
         f"a put is searched after {PUT_P99_MS:g} ms (p99)": put.p99 <= PUT_P99_MS,
         f"at least {SAVES_MIN} bases were swapped": found["swaps"] >= SAVES_MIN,
     }
     for name, most in (BETWEEN, BETWEEN_MAX), (SAVING, SAVING_MAX):
         kept[f"p99 of questions {name} at most {most:g}x"] = p99.get(name, inf) <= most
-    return {**kept, **promises_of_answers(found)}
-
-
-def promises_of_swaps(found: Mapping[str, Any]) -> dict[str, bool]:
-    """Returns each promise of `swaps`."""
-    return {
-        f"no pause over {PAUSE_MAX_MS:g} ms": found["gaps"].max <= PAUSE_MAX_MS,
-        "every swap had room for two bases": found["beside"] == found["swaps"],
-        **promises_of_answers(found),
-    }
-
-
-def promises_of_answers(found: Mapping[str, Any]) -> dict[str, bool]:
-    return {
-        "each question has one answer": found["accounting"].holds,
-        "no answer is of two states": not found["mixed"],
-    }
+    return kept

@@ -129,11 +129,11 @@ class OpenBase:
         )
         results = self._thread.search(SearchGroup(searches=searches))
         rows, seen = [one.best.rows.tolist() for one in results], [snapshot.fresh] * len(results)
-        passages = dict(read_passages(self._opened.passages, rows, seen))
+        passages: dict[int, Any] = dict(read_passages(self._opened.passages, rows, seen))
         counts = np.zeros(manifest.nlist + 1)
         counts[: len(self.index.extents)] = [each.row_count for each in self.index.extents]
         counts += 0 if snapshot.fresh is None else snapshot.fresh.blocks.row_counts
-        found = [[int(one.doc_id[1:]) for one in passages[at]] for at in range(len(rows))]  # type: ignore[union-attr]
+        found = [[int(one.doc_id[1:]) for one in passages[at]] for at in range(len(rows))]
         return found, float(np.mean([counts[[*own, manifest.nlist]].sum() for own in probed]))
 
     @property
