@@ -174,7 +174,8 @@ def promises_of(found: Mapping[str, Any], *, are_swaps: bool) -> dict[str, bool]
     if are_swaps:
         pause = f"no pause over {PAUSE_MAX_MS:g} ms"
         beside = "every swap had room for two bases"
-        own = {pause: found["gaps"].max <= PAUSE_MAX_MS, beside: found["beside"] == found["swaps"]}
+        gap_ms = found["gaps"].max if found["gaps"] else inf
+        own = {pause: gap_ms <= PAUSE_MAX_MS, beside: found["beside"] == found["swaps"]}
         return kept | own
     kept |= {
         f"a put is searched after {PUT_P50_MS:g} ms (p50)": put.p50 <= PUT_P50_MS,

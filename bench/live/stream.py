@@ -22,6 +22,7 @@ from bench.live.options import StreamOptions
 from carpool.arrays import Bool, Float32, Int64
 from carpool.clock import SystemClock
 from carpool.corpus.assign import assign
+from carpool.corpus.follower import Received
 from carpool.corpus.passages import passages_of
 from carpool.digest import digest_of
 from carpool.disk.centroids import probe
@@ -94,7 +95,7 @@ class OpenBase:
                 vectors=self._live.vectors[row].tobytes(),
             )
         source = Source(topic=VECTORS.name, partition=0, offset=offset)
-        assert self.corpus.add(key, record, source, is_old=False)
+        assert self.corpus.add([Received(key, record, source, is_old=False)])
         self._changed[key] = record
 
     def save(self, folder: Path) -> Path:
