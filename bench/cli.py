@@ -7,6 +7,7 @@ import typer
 
 from bench.core.options import command_of
 from bench.data.options import GrowOptions
+from bench.live import options as of_live
 from bench.papers import options as papers
 from bench.reliability.options import BatchesOptions, ChaosOptions, TornOptions
 from bench.search.options import SearchOptions
@@ -31,6 +32,11 @@ paper = typer.Typer(
     no_args_is_help=True,
     help="A figure of a paper: what it states, its algorithm run again, ours, and an oracle.",
 )
+live = typer.Typer(
+    name="live",
+    no_args_is_help=True,
+    help="A corpus that changes while it is searched: one part for each promise.",
+)
 
 COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "answers": (services.AnswersOptions, "bench.answers.run"),
@@ -52,9 +58,17 @@ PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "aquapipe": (papers.SpeculationOptions, "bench.papers.aquapipe.speculation"),
     "hedrarag-nearness": (papers.NearnessOptions, "bench.papers.hedrarag.nearness"),
 }
+LIVE: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "frozen": (of_live.FrozenOptions, "bench.live.frozen"),
+    "restart": (of_live.RestartOptions, "bench.live.restart"),
+    "stream": (of_live.StreamOptions, "bench.live.stream"),
+    "swaps": (of_live.SwapsOptions, "bench.live.freshness"),
+    "freshness": (of_live.FreshnessOptions, "bench.live.freshness"),
+}
 """The options of each command, and the module whose `run` takes them."""
 
-for group, commands in (app, COMMANDS), (paper, PAPERS):
+for group, commands in (app, COMMANDS), (paper, PAPERS), (live, LIVE):
     for name, (options, module) in commands.items():
         group.command(name=name)(command_of(options, module))
 app.add_typer(paper)
+app.add_typer(live)

@@ -13,7 +13,7 @@ import typer
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from cli.console import people, print_json, print_json_line, print_plain, quiet_logs, show_result
-from cli.corpus_shown import PutReport, facts_table, print_document
+from cli.corpus_shown import PutReport, facts_table, print_document, state_table
 from cli.exit_codes import FAILED, INTERRUPTED
 from cli.interrupts import stopped_by_signals
 from cli.options import ClientArgs, JsonOption, command_group, spread
@@ -163,7 +163,7 @@ def status(as_json: JsonOption = False, *, sources: ClientArgs) -> None:
       carpool corpus status --json
     """
     found = corpus_state(sources.settings().kafka, CLOCK)
-    show_result(found, facts_table(found), as_json=as_json)
+    show_result(found, state_table(found), as_json=as_json)
 
 
 @app.command()

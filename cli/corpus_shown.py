@@ -42,7 +42,7 @@ class PutReport:
         if len(self._refusals) < LISTED_MAX:
             self._refusals.append({"at": change.at, "id": change.id, "why": change.why})
         if len(self._refusals) <= SHOWN_MAX:
-            self._console.print(f"{change.at}: {change.why}", style="yellow")
+            self._console.print(f"{_one_line(change.at)}: {change.why}", style="yellow")
 
     def progress(self, put: CorpusPut) -> None:
         """Writes how far the put is, every few seconds."""
@@ -88,6 +88,19 @@ def print_document(found: Mapping[str, Any]) -> None:
         output().print(passage["text"], soft_wrap=True)
     if not passages and text:
         output().print(f"\n{text}", soft_wrap=True)
+
+
+def state_table(found: Mapping[str, Any]) -> Table:
+    """Returns the state of the corpus, with the last refusals."""
+    names = list(found["refusals"])
+    refusals = {_one_line(name[:80]): found["refusals"][name] for name in names[-SHOWN_MAX:]}
+    if (more := found["refused"] - len(refusals)) > 0:
+        refusals["..."] = f"{more:,} more"
+    return facts_table({**found, "refusals": refusals})
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\\n")
 
 
 def facts_table(found: Mapping[str, Any]) -> Table:

@@ -127,7 +127,10 @@ def _passages(document: Document, rules: IndexRules) -> Sequence[DocumentPassage
 
 
 def _given(number: int, passage: DocumentPassage, rules: IndexRules) -> Float32:
-    """Returns a given vector, normalised. Raises `RecordError` that names the passage."""
+    """Returns a given vector, normalised; it has a direction (`decode_document`).
+
+    Raises `RecordError` that names the passage.
+    """
 
     def bad(reason: Reason, what: str) -> RecordError:
         at = f"$.passages[{number}].vector"
@@ -147,8 +150,4 @@ def _given(number: int, passage: DocumentPassage, rules: IndexRules) -> Float32:
             f"{4 * rules.dimension}",
         )
     row = np.frombuffer(vector, dtype="<f4").astype(np.float64)
-    length = float(np.linalg.norm(row))
-    if not np.isfinite(length) or length == 0:
-        what = "is zero" if length == 0 else "has a number that is not finite"
-        raise bad("invalid_value", f"{what}: it has no direction")
-    return (row / length).astype(np.float32)
+    return (row / np.linalg.norm(row)).astype(np.float32)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import structlog
@@ -25,10 +25,9 @@ from carpool.corpus.base_folders import (
     first_base,
     is_here,
 )
-from carpool.corpus.fold import Fold, Revision
+from carpool.corpus.fold import Fold
 from carpool.corpus.follower import CorpusFollower
-from carpool.corpus.passages import passages_of, size_bytes_of
-from carpool.digest import digest_of
+from carpool.corpus.passages import passages_of
 from carpool.disk.document_keys import DocumentKeys
 from carpool.disk.manifest import BaseFacts, read_manifest
 from carpool.errors import CarpoolError, RetryableError
@@ -37,13 +36,13 @@ from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from carpool.telemetry.metrics import Metrics
+from indexer.counted import Counted, Cut
 from indexer.progress import ProgressReport
 from indexer.retrain import retrain
 from indexer.save import FreshDocument, save_base
 from indexer.settings import IndexerSettings
 from schemas.codec import decode, encode
 from schemas.document import Base, DocumentVectors, Position
-from schemas.record import Source
 from schemas.topics import BASES, VECTORS
 
 log = structlog.get_logger()
@@ -54,86 +53,6 @@ FULL_SHARE = 0.5
 """A base is saved when so much of `searcher.fresh_bytes` is used."""
 LOWEST = 19
 """The priority of the thread, for the system."""
-
-
-class Cut(NamedTuple):
-    """A whole state of the fold: where it is, and what is fresh or hidden since the base.
-
-    `requests`: those before this offset of `rag.bases.v1` were heard before. `latest`: where the
-    record of each fresh document is, by digest. `hidden`: digests of documents of the base that
-    were replaced or deleted.
-    """
-
-    requests: int
-    position: Position
-    vectors: Position
-    topic: str
-    latest: dict[bytes, tuple[int, int]]
-    hidden: frozenset[bytes]
-
-
-class _Counted:
-    """What a fold would have in memory; implements `Folded`."""
-
-    def __init__(self, fold: Fold, keys: DocumentKeys, base: Base) -> None:
-        self.fold = fold
-        self._keys = keys
-        self._latest: dict[bytes, tuple[int, int]] = {}
-        self._hidden: set[bytes] = set()
-        self._next = dict(base.vectors)
-        self._topic = base.topic
-        self._asked: int | None = None
-        self._cut: Cut | None = None
-
-    def ask(self, requests: int) -> None:
-        """Asks for a cut: for `requests`, see `Cut`."""
-        self._cut = None
-        self._asked = requests
-
-    def taken(self) -> Cut | None:
-        """Returns the cut that was asked for, when it is made."""
-        return self._cut
-
-    def add(self, key: bytes, record: DocumentVectors, source: Source, *, is_old: bool) -> bool:
-        """See `Folded`: there is always room."""
-        self._next[source.partition] = source.offset + 1
-        self._topic = record.topic
-        if self.fold.repeats(source.partition, record.offset):
-            return True
-        digest = digest_of(key)
-        step = self.fold.step(
-            Revision(
-                source.partition,
-                record.offset,
-                digest,
-                len(record.passages),
-                size_bytes_of(record),
-                is_behind=record.is_behind,
-                is_old=is_old,
-            )
-        )
-        if step.hides_base:
-            self._hidden.add(digest)
-        self._latest.pop(digest, None)
-        if record.passages:
-            self._latest[digest] = (source.partition, source.offset)
-        return True
-
-    def publish(self) -> bool:
-        """Makes the cut that is wanted; see `Folded`."""
-        if self.fold.is_behind:
-            return False
-        if self._asked is not None:
-            requests, self._asked = self._asked, None
-            self._cut = Cut(
-                requests,
-                self.fold.position,
-                dict(self._next),
-                self._topic,
-                dict(self._latest),
-                frozenset(self._hidden),
-            )
-        return True
 
 
 class BaseSaver:
@@ -195,7 +114,7 @@ class BaseSaver:
         keys = DocumentKeys.open(folder, manifest)
         facts = first_base(manifest) if base is None else base
         fold = Fold(keys, facts.position)
-        counted = _Counted(fold, keys, facts)
+        counted = Counted(fold, facts)
         follower = CorpusFollower(counted, fold, facts, self._kafka, self._clock)
         follower.start()
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from math import isfinite
+
 from schemas.codec import (
     BYTE_ORDER_MARK,
     JSON_TYPE,
@@ -74,3 +77,18 @@ def _check(key: DocumentKey, document: Document) -> None:
                 "of the model that made it (`carpool index stats`)",
                 field=f"{at}.embedding_model",
             )
+        if passage.vector is not None and (wrong := _wrong_with(passage.vector)):
+            raise RecordError(
+                "invalid_value", f"the vector of passage {number} {wrong}", field=f"{at}.vector"
+            )
+
+
+def _wrong_with(vector: bytes) -> str:
+    """Returns why a vector cannot be used, whatever the model; "" where it can."""
+    numbers = array("f")
+    if len(vector) % numbers.itemsize:
+        return f"has {len(vector)} bytes, and a number of float32 has 4"
+    numbers.frombytes(vector)
+    if not all(map(isfinite, numbers)):
+        return "has a number that is not finite: it has no direction"
+    return "" if any(numbers) else "is zero: it has no direction"

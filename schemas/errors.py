@@ -44,6 +44,8 @@ class RecordError(ValueError):
 def refusal_of(message: str) -> RecordError:
     """Returns reason and field of a message such as "Expected `int`, got `str` - at `$.top_k`"."""
     text, _, path = message.partition(" - at `")
+    if path.startswith("key` in `"):
+        text, path = f"a key: {text}", path.removeprefix("key` in `")
     field = path.rstrip("`") or "$"
     reason: Reason = "invalid_value"
     if "missing required field" in text:

@@ -107,10 +107,7 @@ class BaseSwaps:
             _log.warning("searches pause: two bases do not fit searcher.budget_bytes")
             self.is_pausing = True
             self._close(old)
-        new = self._open_base(base)
-        assert new.follower is not None, "it was opened with the documents after it"
-        while new.follower.not_ready() and not self._closing.wait(SHORT_S):
-            pass
+        new, base = self._open_whole(base)
         if not self._worker.replace(new):
             new.close()
             return
@@ -121,6 +118,19 @@ class BaseSwaps:
         took_us = self._clock.now_us() - began_us
         self._metrics.base_swaps.labels(how="paused" if pauses else "beside").inc()
         _log.info("a newer base is searched", base=base.name, rows=base.rows, took_us=took_us)
+
+    def _open_whole(self, base: Base) -> tuple[OpenSearcher, Base]:
+        """Opens a base with the documents after it, or a newer one: these may have no room."""
+        new = self._open_base(base)
+        assert new.follower is not None, "it was opened with the documents after it"
+        while new.follower.not_ready() and not self._closing.wait(SHORT_S):
+            newer = new.follower.newer_base
+            if newer is None or newer.index_version != base.index_version:
+                continue
+            if is_here(self._index_dir, newer):
+                new.close()
+                return self._open_whole(newer)
+        return new, base
 
     def _close(self, old: OpenSearcher) -> None:
         """Closes a base when its last search has ended; no new one begins any more."""

@@ -25,6 +25,7 @@ def assign(vectors: Float32, centroids: Float32) -> Int64:
     clusters = products.argmax(axis=1)
     rows = np.arange(len(vectors))
     lengths = np.einsum("nd,nd->n", vectors, vectors)
-    squares = np.einsum("nd,nd->n", centroids, centroids)[clusters]
+    chosen = centroids[clusters]
+    squares = np.einsum("nd,nd->n", chosen, chosen)
     distances = lengths + squares - 2 * products[rows, clusters]
     return np.where(distances > FAR, len(centroids), clusters)

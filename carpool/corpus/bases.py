@@ -26,6 +26,8 @@ class Bases:
         """What somebody asks for, and no base has met yet."""
         self.next = 0
         """The next offset to read after the last request."""
+        self.is_whole = False
+        """Whether all that the log has was heard, for whoever reads it."""
 
     @property
     def current(self) -> Base | None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import structlog
 
 from carpool.clock import Clock
 from carpool.corpus.bases import Bases
-from carpool.corpus.fold import OLD_MS, Fold
+from carpool.corpus.fold import OLD_MS, Fold, Revision
+from carpool.corpus.passages import size_bytes_of
+from carpool.digest import digest_of
 from carpool.errors import CarpoolError, ConfigError, RecordError, RetryableError
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -46,19 +47,52 @@ CONFIG = {
 }
 
 
+class Received(NamedTuple):
+    """A record of `rag.vectors.v1`; `is_old`: see `Revision`."""
+
+    key: bytes
+    record: DocumentVectors
+    source: Source
+    is_old: bool
+
+    @property
+    def revision(self) -> Revision:
+        """What it is for the fold."""
+        return Revision(
+            self.source.partition,
+            self.record.offset,
+            digest_of(self.key),
+            len(self.record.passages),
+            size_bytes_of(self.key, self.record),
+            is_behind=self.record.is_behind,
+            is_old=self.is_old,
+        )
+
+
 class Folded(Protocol):
     """What folds the records. Called by the thread of the follower alone."""
 
-    def add(self, key: bytes, record: DocumentVectors, source: Source, *, is_old: bool) -> bool:
-        """Folds a record; False where there is no room for it now: nothing changed.
+    def add(self, records: Sequence[Received]) -> bool:
+        """Folds records; False where there is no room for them now: nothing changed.
 
-        Raises `RecordError` for a record that no indexer of this corpus writes.
+        Raises `ConfigError` for one that no indexer of this corpus writes.
         """
         ...
 
     def publish(self) -> bool:
         """Uses what was folded; False while the state is behind."""
         ...
+
+
+def fold_all(corpus: Folded, records: Sequence[Received]) -> int:
+    """Folds records in their order, as many as there is room for, and returns how many."""
+    done, size = 0, len(records)
+    while done < len(records) and size:
+        if corpus.add(records[done : done + size]):
+            done += size
+        else:
+            size //= 2
+    return min(done, len(records))
 
 
 class CorpusFollower:
@@ -81,14 +115,14 @@ class CorpusFollower:
         self._base = base
         self._topic = base.topic
         self._bases = Bases()
-        self._has_heard = False  # all that was said of bases so far
         self._kafka = kafka
         self._clock = clock
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="corpus", daemon=True)
         self._ends: dict[int, int] = {}  # that a partition must reach before searches begin
         self._next: dict[int, int] = {}  # offset of the next record, by partition
-        self._waiting: deque[Message] = deque()  # read, and not folded
+        self._waiting: list[Message] = []  # read, and not folded
+        self._full_until_s = 0.0  # when it is tried again; 0: there is room
         self._ends_read: dict[int, int] = {}  # ends that come after them, by partition
         self.ends_of_documents: dict[int, int] | None = {}
         self.full = ""
@@ -102,7 +136,7 @@ class CorpusFollower:
     @property
     def wanted(self) -> BaseWanted | None:
         """What somebody asks for, and no base has met yet."""
-        return self._bases.wanted if self._has_heard else None
+        return self._bases.wanted if self._bases.is_whole else None
 
     @property
     def requests(self) -> int:
@@ -113,7 +147,7 @@ class CorpusFollower:
     def newer_base(self) -> Base | None:
         """The base that was announced after this one; None: this is the current one."""
         current = self._bases.current
-        if not self._has_heard or current is None or current.name == self._base.name:
+        if not self._bases.is_whole or current is None or current.name == self._base.name:
             return None
         return None if self._base.index_version > current.index_version else current
 
@@ -201,35 +235,36 @@ class CorpusFollower:
         if lacking := self._base.vectors.keys() - self._next.keys():
             raise ConfigError(f"{VECTORS.name} has no partition {min(lacking)}, which the base has")
         self._waiting.clear()
+        self._full_until_s = 0.0
         self._ends_read.clear()
-        self._has_heard = False
         self._bases = Bases()
         of_bases = {at: reader.bounds(at)[0] for at in reader.partitions(BASES.name)}
         reader.add(starts | of_bases)
         self._reach(self._next)
 
     def _read(self, reader: TopicReader) -> None:
-        if not self._waiting:
-            batch = reader.poll(RECORDS, PUBLISH_S)
-            if batch.passed_over:
-                at, offset = next(iter(batch.passed_over.items()))
-                raise ConfigError(
-                    f"a record of {at.topic}[{at.partition}] before {offset} cannot be unpacked. "
-                    + ANEW
-                )
-            for error in filter(is_final, batch.errors):
-                raise reader.unreadable(next(iter(reader.partitions(VECTORS.name))), error)
-            for message in batch.messages:
-                if message.source.topic == BASES.name:
-                    self._bases.hear(message)
-                else:
-                    self._waiting.append(message)
-            for at, offset in batch.ends.items():
-                if at.topic == BASES.name:
-                    self._has_heard = True
-                else:
-                    self._ends_read[at.partition] = offset
+        batch = reader.poll(RECORDS, PUBLISH_S)
+        if batch.passed_over:
+            at, offset = next(iter(batch.passed_over.items()))
+            raise ConfigError(
+                f"a record of {at.topic}[{at.partition}] before {offset} cannot be unpacked. {ANEW}"
+            )
+        for error in filter(is_final, batch.errors):
+            raise reader.unreadable(next(iter(reader.partitions(VECTORS.name))), error)
+        for message in batch.messages:
+            if message.source.topic == BASES.name:
+                self._bases.hear(message)
+            else:
+                self._waiting.append(message)
+        for at, offset in batch.ends.items():
+            if at.topic == BASES.name:
+                self._bases.is_whole = True
+            else:
+                self._ends_read[at.partition] = offset
+        was_full = self._full_until_s > 0
         self._fold_waiting()
+        if bool(self._waiting) != was_full:
+            self._pause_or_go_on(reader)
         if not self._waiting and self._ends_read:
             for partition, offset in self._ends_read.items():
                 self._next[partition] = max(self._next[partition], offset)
@@ -237,23 +272,36 @@ class CorpusFollower:
             self._reach(self._ends_read)
             self._ends_read.clear()
 
+    def _pause_or_go_on(self, reader: TopicReader) -> None:
+        """While there is no room, only announcements of bases are read."""
+        places = {TopicPartition(VECTORS.name, each): at for each, at in self._next.items()}
+        if self._waiting:
+            reader.remove(places)
+            self._ends_read.clear()  # they are read again: a later end counts
+        else:
+            reader.add(places)
+
     def _fold_waiting(self) -> None:
-        """Folds what was read, as far as there is room."""
-        now_ms = self._clock.now_us() // 1_000
-        while self._waiting:
-            message = self._waiting[0]
-            if not self._add(message, now_ms):
-                self._say(self.full)
-                self._closing.wait(RETRY_S)
-                return
-            self._waiting.popleft()
+        """Folds what was read, as far as there is room; again after some time if there is none."""
+        if time.monotonic() < self._full_until_s:
+            return
+        old_ms = self._clock.now_us() // 1_000 - OLD_MS
+        records = [self._received(message, old_ms) for message in self._waiting]
+        count = fold_all(self._corpus, records)
+        for each in records[:count]:
+            self._next[each.source.partition] = each.source.offset + 1
+        self._waiting = self._waiting[count:]
+        if count:
             self._trouble = ""
             self._is_changed = True
-            self._next[message.source.partition] = message.source.offset + 1
+        self._full_until_s = 0.0
+        if self._waiting:
+            self._say(self.full)
+            self._full_until_s = time.monotonic() + RETRY_S
         self._reach(self._next)
 
-    def _add(self, message: Message, now_ms: int) -> bool:
-        """Folds a record. Raises `ConfigError` for one that no indexer of this corpus writes."""
+    def _received(self, message: Message, old_ms: int) -> Received:
+        """Decodes a record. Raises `ConfigError` for one that no indexer of this corpus writes."""
         source = message.source
         try:
             record = decode(DocumentVectors, message.value, message.headers)
@@ -262,12 +310,10 @@ class CorpusFollower:
                     "invalid_value",
                     f"it is of another topic rag.documents.v1, which was made again. {ANEW}",
                 )
-            is_old = source.timestamp_ms < now_ms - OLD_MS
-            added = self._corpus.add(message.key or b"", record, source, is_old=is_old)
         except RecordError as error:
             raise ConfigError(f"{source.place}: {error}") from error
         self._topic = self._topic or record.topic
-        return added
+        return Received(message.key or b"", record, source, source.timestamp_ms < old_ms)
 
     def _ask_for_ends(self) -> None:
         """An open transaction hides what it is behind, so all records count."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from carpool.disk.documents import Passage
 from schemas.document import DocumentVectors, parse_key
 
@@ -28,7 +30,13 @@ def passages_of(key: bytes, record: DocumentVectors) -> list[Passage]:
     ]
 
 
-def size_bytes_of(record: DocumentVectors) -> int:
-    """Returns about what a document takes in memory: vectors of 2 bytes a number, codes, texts."""
-    texts = sum(len(each.text) + len(each.title or record.title) for each in record.passages)
-    return len(record.vectors) * 5 // 4 + texts + ROW_BYTES * len(record.passages)
+def size_bytes_of(key: bytes, record: DocumentVectors) -> int:
+    """Returns about what a document takes in memory: vectors of 2 bytes a number, codes, passages.
+
+    Each passage has the id, the title and the metadata of the document.
+    """
+    shared = ROW_BYTES + len(key) + len(msgspec.msgpack.encode(record.metadata))
+    texts = "".join(
+        (record.title if each.title is None else each.title) + each.text for each in record.passages
+    )
+    return len(record.vectors) * 5 // 4 + shared * len(record.passages) + len(texts.encode())

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -132,8 +133,10 @@ def _text(path: Path, at: str, id: str) -> FoundDocument:
     if not text.strip():
         return FoundDocument(at, id, why="it is empty")
     title = first_heading(text) if path.suffix.lower() in MARKDOWN else ""
-    moment = datetime.fromtimestamp(int(about.st_mtime), UTC).replace(tzinfo=None)
-    metadata = {"path": id, "modified": f"{moment.isoformat()}Z"}
+    metadata = {"path": id}
+    with suppress(ValueError, OverflowError):  # a year beyond 9999
+        moment = datetime.fromtimestamp(int(about.st_mtime), UTC).replace(tzinfo=None)
+        metadata["modified"] = f"{moment.isoformat()}Z"
     return FoundDocument(at, id, Document(title=title or path.name, text=text, metadata=metadata))
 
 
@@ -162,8 +165,10 @@ def _lines(path: Path, at: str, file: io.BufferedReader[Any]) -> Iterator[FoundD
             if number == 1:
                 refuse_foreign(path, line)
             if len(line) == LINE_BYTES_MAX:
-                raise ConfigError(f"it has {LINE_BYTES_MAX:,} bytes or more: no more is read")
-            if line.strip():
+                yield FoundDocument(f"{at}{number}", why=f"it has {LINE_BYTES_MAX:,} bytes or more")
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(LINE_BYTES_MAX)
+            elif line.strip():
                 yield _line(f"{at}{number}", line.removeprefix(BYTE_ORDER_MARK))
     except (EOFError, OSError, zlib.error) as error:
         yield FoundDocument(f"{at}{number + 1}", why=f"it is damaged or cut short: {error}")

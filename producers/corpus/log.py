@@ -25,6 +25,8 @@ from schemas.errors import RecordError
 from schemas.topics import BASES, DOCUMENTS, VECTORS
 
 READER = "corpus"
+REFUSALS_MAX = 1_000
+"""Refusals whose reasons are told: the last ones."""
 UNREADABLE = b""
 """The digest of a document that cannot be read: no other one has it."""
 _PASSAGE = re.compile(r"#[0-9]{1,3}\Z")
@@ -120,19 +122,27 @@ def document_state(kafka: KafkaSettings, clock: Clock, message: Message) -> dict
 def corpus_state(kafka: KafkaSettings, clock: Clock) -> dict[str, Any]:
     """Returns the state of the corpus. Reads all of its logs, and blocks.
 
+    `refusals`: the reasons of the last `REFUSALS_MAX`, by key.
+
     Memory: 200 bytes a document. Raises as `read_topic` does.
     """
     topic, position = topic_id(kafka), dict[int, int]()
-    passages, refused = dict[bytes, int](), dict[bytes, str]()
+    passages, refused, refusals = dict[bytes, int](), set[bytes](), dict[str, str]()
     for message in read_topic(kafka, clock, VECTORS.name, name=READER):
-        made, key, number = indexed(message, topic), message.key or b"", message.source.partition
+        made, number = indexed(message, topic), message.source.partition
         if made is None or made.offset < position.get(number, -1):
             continue
         position[number] = made.offset
-        passages[digest_of(key)] = len(made.passages)
-        refused.pop(key, None)
+        key = message.key or b""
+        digest, name = digest_of(key), key.decode(errors="replace")
+        passages[digest] = len(made.passages)
+        refused.discard(digest)
+        refusals.pop(name, None)
         if made.refused is not None:
-            refused[key] = made.refused
+            refused.add(digest)
+            refusals[name] = made.refused
+            if len(refusals) > REFUSALS_MAX:
+                del refusals[next(iter(refusals))]
     bases, counts = Bases(), [count for count in passages.values() if count]
     documents = _count(read_topic(kafka, clock, DOCUMENTS.name, name=READER), position, clock)
     for message in read_topic(kafka, clock, BASES.name, name=READER):
@@ -142,7 +152,7 @@ def corpus_state(kafka: KafkaSettings, clock: Clock) -> dict[str, Any]:
         "indexed": len(counts),
         "passages": sum(counts),
         "refused": len(refused),
-        "refusals": {key.decode(errors="replace"): why for key, why in refused.items()},
+        "refusals": refusals,
         "position": dict(sorted(position.items())),
         "base": None if bases.current is None else msgspec.to_builtins(bases.current),
     }

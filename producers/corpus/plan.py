@@ -83,7 +83,7 @@ class PutPlan:
 
     def _change(self, found: FoundDocument, digest: bytes | None) -> DocumentChange:
         at, id, document, why = found
-        if id in self._seen:
+        if document is not None and id in self._seen:
             document, why = None, f"there is another document {id!r}"
         if document is None:
             return DocumentChange("refused", at, id, why=why)

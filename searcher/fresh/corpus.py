@@ -6,22 +6,22 @@ One thread folds and publishes. Any thread takes the snapshot that was published
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from carpool.arrays import Int64
 from carpool.codes.row_mask import RowMask, are_visible, new_mask, set_visible
-from carpool.corpus.fold import BaseDocuments, Fold, Revision, Step
-from carpool.corpus.passages import passages_of, size_bytes_of
-from carpool.digest import digest_of
+from carpool.corpus.fold import BaseDocuments, Fold, Step
+from carpool.corpus.follower import Received
+from carpool.corpus.passages import passages_of
 from carpool.disk.documents import Passage
+from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
-from schemas.document import Corpus, DocumentVectors
-from schemas.errors import RecordError
-from schemas.record import Source
+from schemas.document import Corpus
 from searcher.fresh.rows import FreshRows, FreshView
 from searcher.snapshot import Snapshot
 
@@ -69,26 +69,22 @@ class LiveCorpus:
         self._mask_seen: RowMask | None = None  # a copy, as it was published
         self.snapshot = Snapshot(Corpus(base=name, position=fold.position))
 
-    def add(self, key: bytes, record: DocumentVectors, source: Source, *, is_old: bool) -> bool:
-        """See `Folded`; `is_old`: see `Revision`."""
-        if self._fold.repeats(source.partition, record.offset):
-            return True
-        vectors, passages = self._rows_of(key, record)
-        revision = Revision(
-            source.partition,
-            record.offset,
-            digest_of(key),
-            len(passages),
-            size_bytes_of(record),
-            is_behind=record.is_behind,
-            is_old=is_old,
-        )
+    def add(self, records: Sequence[Received]) -> bool:
+        """See `Folded`."""
+        known, position = list[Received](), self._fold.position
+        for each in records:  # not those that repeat an older one
+            partition, offset = each.source.partition, each.record.offset
+            if offset >= position.get(partition, -1):
+                position[partition] = offset
+                known.append(each)
+        passages = [passage for each in known for passage in self._passages_of(each)]
+        vectors = b"".join(each.record.vectors for each in known)
         with self._lock:
             if not self._has_added(vectors, passages):
                 return False
-            self._hide(self._fold.step(revision))
-        kind = "deleted" if record.deleted else "refused" if record.refused else "put"
-        self._metrics.folded.labels(kind=kind).inc()
+            self._hide([self._fold.step(each.revision) for each in known])
+        for kind, count in Counter(map(_kind, known)).items():
+            self._metrics.folded.labels(kind=kind).inc(count)
         return True
 
     def publish(self) -> bool:
@@ -120,35 +116,36 @@ class LiveCorpus:
             is_shown = self._mask is None or bool(are_visible(self._mask, rows).all())
         return rows if is_shown else rows[:0], None
 
-    def _rows_of(
-        self, key: bytes, record: DocumentVectors
-    ) -> tuple[npt.NDArray[np.float16], list[bytes]]:
-        """Returns the vectors, (n, dim) float16, and the passages of a record."""
-        dimension = self.fresh.vectors.shape[1]
-        count = len(record.passages)
-        if count and record.embedding_model != self._embedding_model:
-            raise RecordError(
-                "wrong_model",
-                f"its vectors are of the embedding model {record.embedding_model}, and the base is "
-                f"of {self._embedding_model}: give indexer and index the same model, or build a "
-                "new index",
+    def _passages_of(self, received: Received) -> list[bytes]:
+        """Returns the passages of a record. Raises `ConfigError` if its vectors do not fit."""
+        key, record, source, _ = received
+        size_bytes = 2 * self.fresh.vectors.shape[1] * len(record.passages)
+        if record.passages and record.embedding_model != self._embedding_model:
+            raise ConfigError(
+                f"{source.place}: its vectors are of the embedding model {record.embedding_model}, "
+                f"and the base is of {self._embedding_model}: give indexer and index the same "
+                "model, or build a new index"
             )
-        if len(record.vectors) != 2 * dimension * count:
-            raise RecordError(
-                "wrong_dimension",
-                f"{count} passages have {len(record.vectors)} bytes of vectors, not "
-                f"{2 * dimension * count}",
+        if len(record.vectors) != size_bytes:
+            raise ConfigError(
+                f"{source.place}: {len(record.passages)} passages have {len(record.vectors)} bytes "
+                f"of vectors, not {size_bytes}"
             )
-        passages = [self._packed(passage) for passage in passages_of(key, record)]
-        return np.frombuffer(record.vectors, "<f2").reshape(count, dimension), passages
+        return [self._packed(passage) for passage in passages_of(key, record)]
 
     def _packed(self, passage: Passage) -> bytes:
         """Encodes into a buffer: bytes that the encoder makes leave half as much unused behind."""
         _encoder.encode_into(passage, self._buffer)
         return bytes(self._buffer)
 
-    def _has_added(self, vectors: npt.NDArray[np.float16], passages: list[bytes]) -> bool:
-        """Adds rows. Where there is no room, or half of the rows are hidden, without these."""
+    def _has_added(self, encoded: bytes, passages: list[bytes]) -> bool:
+        """Adds rows. Where there is no room, or half of the rows are hidden, without these.
+
+        `encoded`: their vectors, (n, dim) little-endian float16.
+        """
+        if not passages:
+            return True
+        vectors = np.frombuffer(encoded, "<f2").reshape(len(passages), -1)
         used_bytes, hidden_bytes = self._fold.used_bytes, self._fold.hidden_bytes
         is_half = hidden_bytes > max(HIDDEN_SHARE * used_bytes, self.fresh.limit_bytes / 8)
         if not is_half and self.fresh.add(vectors, passages):
@@ -158,11 +155,16 @@ class LiveCorpus:
         self.fresh = self.fresh.rewritten(self._fold.renumber())
         return self.fresh.add(vectors, passages)
 
-    def _hide(self, step: Step) -> None:
-        self.fresh.hide(step.hides)
-        if step.hides_base:
-            rows = self._base.rows_of(step.hides_base)
+    def _hide(self, steps: Sequence[Step]) -> None:
+        self.fresh.hide([step.hides for step in steps if step.hides])
+        of_base = [self._base.rows_of(step.hides_base) for step in steps if step.hides_base]
+        if of_base:
             if self._mask is None:
                 self._mask = new_mask(self.fresh.first_row, is_visible=True)
-            set_visible(self._mask, rows, is_visible=False)
+            set_visible(self._mask, np.concatenate(of_base), is_visible=False)
             self._mask_seen = None
+
+
+def _kind(received: Received) -> str:
+    record = received.record
+    return "deleted" if record.deleted else "refused" if record.refused else "put"

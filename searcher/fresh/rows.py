@@ -99,9 +99,11 @@ class FreshRows:
         set_visible(self._mask, places, is_visible=True)
         return True
 
-    def hide(self, slots: range) -> None:
+    def hide(self, slots: Sequence[range]) -> None:
         """Hides rows from later views."""
-        set_visible(self._mask, self._places[slots.start : slots.stop], is_visible=False)
+        if slots:
+            places = np.concatenate([self._places[each.start : each.stop] for each in slots])
+            set_visible(self._mask, places, is_visible=False)
 
     def rows_of(self, slots: range) -> Int64:
         """Returns the row numbers of slots: (n,) int64."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 
 from carpool.clock import SystemClock
 from carpool.corpus.fold import Fold
-from carpool.corpus.follower import RECORDS, CorpusFollower
+from carpool.corpus.follower import RECORDS, CorpusFollower, Received
 from carpool.kafka.admin import create_topics
 from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 from schemas.codec import encode
 from schemas.document import BaseWanted, DocumentVectors, Position
-from schemas.record import Record, Source
-from schemas.topics import BASES
+from schemas.record import Record
+from schemas.topics import BASES, VECTORS
 from tests.records import a_base
 from tests.waiting import WAIT_S, wait_until
 
@@ -25,7 +26,7 @@ BASES_COUNT = 4 * RECORDS
 class NoDocuments:
     """Implements `Folded` and `BaseDocuments`."""
 
-    def add(self, key: bytes, record: DocumentVectors, source: Source, *, is_old: bool) -> bool:
+    def add(self, records: Sequence[Received]) -> bool:
         raise NotImplementedError
 
     def publish(self) -> bool:
@@ -35,12 +36,25 @@ class NoDocuments:
         return range(0)
 
 
-def write(kafka: KafkaSettings, *records: Record) -> None:
+class SomeRoom(NoDocuments):
+    """Has room for the first `room` records."""
+
+    def __init__(self) -> None:
+        self.room, self.added = 2, list[int]()
+
+    def add(self, records: Sequence[Received]) -> bool:
+        if len(self.added) + len(records) > self.room:
+            return False
+        self.added += [each.record.offset for each in records]
+        return True
+
+
+def write(kafka: KafkaSettings, *records: Record, topic: str = BASES.name) -> None:
     producer = LibrdkafkaProducer(kafka)
     for record in records:
         value, headers = encode(record, event_id="e", source="t", time_us=0)
         assert producer.produce(
-            Output(topic=BASES.name, key=None, value=value, headers=headers, partition=0),
+            Output(topic=topic, key=b"key", value=value, headers=headers, partition=0),
             lambda _: None,
         )
     assert not producer.close(WAIT_S)
@@ -80,3 +94,27 @@ def test_bases_that_were_announced_before_its_own_are_not_newer(embedded_bootstr
     wait_until(lambda: is_seen("next", newer))
     follower.close()
     assert newer == {"cut before", "next"} and follower.wanted is None
+
+
+def test_one_without_room_hears_of_bases_and_goes_on_where_it_stopped(bootstrap: str) -> None:
+    kafka = KafkaSettings(bootstrap=bootstrap, prefix=f"f{time.monotonic_ns()}.")
+    create_topics(kafka)
+    empty: dict[str, Position] = {"position": {}, "vectors": {}}
+    write(kafka, a_base("first", predecessor=None, **empty))
+    vectors = [DocumentVectors(offset=number, deleted=True) for number in range(3 * RECORDS)]
+    write(kafka, *vectors[:RECORDS], topic=VECTORS.name)
+    some = SomeRoom()
+    base = a_base("first", predecessor=None, **empty)
+    follower = CorpusFollower(some, Fold(some, {}), base, kafka, SystemClock())
+    follower.full = "no room"
+    follower.start()
+    wait_until(lambda: "no room" in follower.not_ready() + follower.notes())
+    write(kafka, a_base("next", predecessor="first", **empty))
+    wait_until(lambda: follower.newer_base is not None)
+    write(kafka, *vectors[RECORDS:], topic=VECTORS.name)
+    assert some.added == [0, 1]
+    some.room = len(vectors)
+    wait_until(lambda: not follower.not_ready())
+    wait_until(lambda: len(some.added) == len(vectors))
+    follower.close()
+    assert some.added == [each.offset for each in vectors]

@@ -17,6 +17,7 @@ from carpool.clock import SystemClock
 from carpool.codes.int4 import CodeScanner, Encoder, code_layout
 from carpool.corpus.bases import Bases
 from carpool.corpus.fold import Fold
+from carpool.corpus.follower import Received, fold_all
 from carpool.digest import digest_of
 from carpool.telemetry.metrics import Metrics
 from schemas.document import Base, DocumentVectors, IndexedPassage
@@ -200,12 +201,16 @@ class Searcher:
     def read(self, partition: int, log: Log, count: int, now: int) -> None:
         """Folds the next records."""
         entries = log.after(self.next[partition], count)
+        records = list[Received]()
         for entry in entries:
             assert isinstance(entry.value, DocumentVectors)
             is_old = entry.moment < now - LAG // 2
-            if not self.corpus.add(entry.key, entry.value, place(partition, entry), is_old=is_old):
-                return
+            records.append(Received(entry.key, entry.value, place(partition, entry), is_old))
+        folded = fold_all(self.corpus, records)
+        for entry in entries[:folded]:
             self.next[partition] = entry.offset + 1
+        if folded < len(entries):
+            return
         self._see_end(partition, log)
         self._reach()
 

@@ -118,7 +118,7 @@ def test_one_text_is_a_part_of_its_folder(tmp_path: Path, monkeypatch: pytest.Mo
         ("a.jsonl", b"nothing", "", "it is not JSON"),
         ("a.jsonl", b'{"id": "\xff"}', "", "it is not JSON"),
         ("a.jsonl", b'[{"id": "a"}]', "", "one JSON array"),
-        ("a.jsonl", b" " * LINE_BYTES_MAX, "", "or more: no more is read"),
+        ("a.jsonl", b" " * LINE_BYTES_MAX, "", "it has 4,194,304 bytes or more"),
         ("a.jsonl", gzip.compress(b'{"id": "a"}\n' * 99, mtime=0)[:-9], "", "damaged or cut short"),
     ],
 )
@@ -129,6 +129,21 @@ def test_what_cannot_be_taken_says_why(
     at, found, reason = refused(root_of(tmp_path))[0]
     assert at.startswith(str(tmp_path / name)) and found == id
     assert why in reason
+
+
+def test_a_line_that_is_too_long_is_passed_over_and_the_next_one_is_taken(tmp_path: Path) -> None:
+    good = b'{"id": "%d", "text": "x"}\n'
+    long = b'{"id": "b", "text": "' + b"x" * (2 * LINE_BYTES_MAX) + b'"}\n'
+    (tmp_path / "a.jsonl").write_bytes(good % 1 + long + good % 2)
+    root = root_of(tmp_path / "a.jsonl")
+    assert list(documents(root)) == ["1", "2"]
+    assert [at.rpartition(":")[2] for at, _, _ in refused(root)] == ["2"]
+
+
+def test_a_file_of_a_year_that_no_calendar_has_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("x")
+    os.utime(tmp_path / "a.md", (2**34, 2**34))
+    assert documents(root_of(tmp_path))["a.md"].metadata is not None
 
 
 def test_what_cannot_be_read_is_no_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

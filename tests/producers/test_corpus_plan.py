@@ -120,6 +120,12 @@ def test_the_log_is_what_the_folder_says_and_nothing_is_sent_twice(
     assert log.texts("other") == {"a.md": "o"}
 
 
+def test_each_line_without_an_id_says_what_is_wrong_with_it() -> None:
+    found = [FoundDocument("1", "", Document(text="x")), *(FoundDocument(n, why=n) for n in "23")]
+    changes = PutPlan(OWNER, {}, lambda: 0).changes(found, deletes=False)
+    assert [each.why for each in changes][1:] == ["2", "3"]
+
+
 def test_every_field_but_the_time_of_a_change_counts() -> None:
     first = Document(title="t", text="x", metadata={"modified": "1", "n": 1})
     same = Document(title="t", text="x", metadata={"n": 1, "modified": "2"})

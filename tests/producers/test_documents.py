@@ -76,6 +76,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "only one of `vector` and `embedding_model`",
     ),
     "vector of words": ({"passages": [{"text": "a", "vector": ["x"]}]}, "vector: "),
+    "not finite": (
+        {"passages": ["a", {"text": "b", "vector": [1, float("nan")], "embedding_model": "m"}]},
+        "the vector of passage 1 has a number that is not finite",
+    ),
+    "zero": (
+        {"passages": [{"text": "a", "vector": [0.0, 0.0], "embedding_model": "m"}]},
+        "the vector of passage 0 is zero: it has no direction",
+    ),
+    "half a number": (
+        {"passages": [{"text": "a", "vector": "AAA=", "embedding_model": "m"}]},
+        "the vector of passage 0 has 2 bytes, and a number of float32 has 4",
+    ),
     "no passage": ({"passages": [{"title": "a"}]}, r"\$.text"),
     "many passages": ({"passages": ["a"] * 513}, "512"),
     "half a pair": ({"text": "\ud83d"}, "half of a surrogate pair"),

@@ -115,6 +115,7 @@ def test_a_vector_is_little_endian_float32_in_base64() -> None:
         (b'["text"]', (), "wrong_type", "$", None),
         (b'{"query_id": "a", "text": 7}', (), "wrong_type", "$.text", "a"),
         (b'{"query_id": "a", "text": "x", "top_k": "3"}', (), "wrong_type", "$.top_k", "a"),
+        (b'{"query_id": "a", "text": "x", "bound": {"x": 1}}', (), "wrong_type", "$.bound", "a"),
         (b'{"query_id": "a", "text": "x", "top_k": 0}', (), "invalid_value", "$.top_k", "a"),
         (b'{"query_id": "a", "text": "x", "top_k": 101}', (), "invalid_value", "$.top_k", "a"),
         (b'{"query_id": "a"}', (), "missing_field", "$.text", "a"),

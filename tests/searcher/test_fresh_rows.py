@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,11 +14,12 @@ from carpool.arrays import Bool, Float32, Int64
 from carpool.clock import SystemClock
 from carpool.codes import row_mask
 from carpool.corpus.assign import assign
+from carpool.corpus.passages import passages_of, size_bytes_of
 from carpool.disk.document_rows import place_count
 from carpool.disk.index import open_index
 from carpool.disk.rotation import random_rotation
 from carpool.telemetry.metrics import Metrics
-from schemas.document import Corpus
+from schemas.document import Corpus, DocumentVectors, IndexedPassage
 from schemas.query import SearchMode
 from searcher.build import open_search_plane
 from searcher.executor import Search
@@ -74,7 +76,7 @@ class World:
         have = len(self.fresh.passages)
         assert self.fresh.add(self.vectors[have:count], [b""] * (count - have))
         for slot in random.integers(0, count, 40).tolist():
-            self.fresh.hide(range(slot, slot + 1))
+            self.fresh.hide([range(slot, slot + 1)])
         are_visible = random.random(len(self.index.vectors)) < 0.5
         mask = mask_of(self.index, are_visible)
         view = self.fresh.view()
@@ -117,6 +119,24 @@ def test_searches_find_the_best_of_what_they_see(index: SmallIndex, mode: Search
         assert set(result.best.clusters[~of_fresh].tolist()) <= set(search.clusters)
     assert missed <= 3, f"{missed} of 420 ids"
     assert found_fresh > 20
+
+
+@pytest.mark.parametrize("metadata", [None, {"url": "u" * 1_900}])
+@pytest.mark.parametrize("text", ["x", "漢字" * 300])
+def test_a_base_is_saved_by_about_the_bytes_that_rows_take(
+    index: SmallIndex, text: str, metadata: dict[str, str] | None
+) -> None:
+    fresh, key, count = World(index).fresh, b'["owner","a/long/path.md"]', 64
+    vectors = np.repeat(index.centroids[:1], count, axis=0).astype(np.float16)
+    record = DocumentVectors(
+        offset=0,
+        title="Title",
+        metadata=metadata,
+        passages=(IndexedPassage(text=text),) * count,
+        vectors=vectors.tobytes(),
+    )
+    assert fresh.add(vectors, [msgspec.msgpack.encode(each) for each in passages_of(key, record)])
+    assert size_bytes_of(key, record) == pytest.approx(fresh.size_bytes, rel=0.2)
 
 
 def test_a_view_stays_as_it_was_when_rows_are_rewritten(index: SmallIndex) -> None:
