@@ -136,6 +136,7 @@ def tell_ready(plan: StackPlan, settings: UpSettings, console: Console) -> None:
         f"Everything is ready. Logs: {settings.state_dir}. Ask, in another shell:  "
         f"{ask_command(settings)}"
     )
+    console.print("Put documents, which are found a moment later:  carpool corpus put FOLDER")
 
 
 def _ask(

@@ -127,7 +127,10 @@ def begun(settings: CarpoolSettings, *, is_embedded: bool) -> CarpoolSettings:
     folder = newest_index(settings, is_embedded=is_embedded)
     if not folder:
         folder = settings.index.dir
-        people().print(f"there is no index at {folder}: beginning with an empty corpus")
+        people().print(
+            f"there is no index at {folder}: beginning with an empty corpus. The first time on a "
+            "machine, the embedding model is prepared: half a minute"
+        )
         command = [sys.executable, "-P", "-m", "carpool", "index", "build", "--empty"]
         options = ["--out", folder, "--model", settings.embedding.model]
         made = subprocess.run(  # its imports take 100 MB

@@ -81,7 +81,8 @@ class Document(Record, frozen=True, kw_only=True):
 
     Its key is its identity, and `owner` and `id`, if there are any, say the same. Either `passages`
     are given, at most `PASSAGES_MAX`, or a `text`, which the indexer cuts into passages. A passage
-    without a title has that of the document. `metadata` is that of every passage.
+    without a title has that of the document. `metadata` is that of every passage: the fields that
+    fit into 2,048 bytes, `url` first.
     """
 
     owner: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -70,6 +71,7 @@ class Running:
 
 def run_page(page: Path, folder: Path, running: Running) -> None:
     """Runs the blocks that can run, with one Carpool that stands for what `sh up` starts."""
+    shutil.copytree(ROOT / "docs" / "guides", folder / "docs")
     for block in blocks_of(page):
         text = block.text.replace(DOCUMENTED_ADDRESS, running.bootstrap)
         match block.info:

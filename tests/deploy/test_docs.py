@@ -18,7 +18,7 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 PRODUCT = ("schemas", "producers", "carpool", "grouper", "searcher", "generator", "indexer", "cli")
 RUN = ("sh", "sh up", "python", "python compare.py", "json", "toml")
 NOT_RUN = {
-    "README.md": ["make demo", "printf"],
+    "README.md": ["make demo", "printf", "carpool up"],
     "docs/guides/kubernetes.md": ["kubectl apply -k"] * 3,
     "docs/guides/another-language.md": ["java -cp"],
     "docs/guides/hot-shard.md": ["CARPOOL_GPU_MEMORY_UTILIZATION"],
