@@ -104,23 +104,24 @@ class LiveLoad:
         self._session.publisher.send(record, placed)
 
     def reach(self) -> float:
-        """Returns the seconds until the last put is searched. Blocks. Raises `CarpoolError`."""
+        """Returns the seconds until all puts are searched. Blocks. Raises `CarpoolError`."""
         if self._session.publisher.flush(30.0) or self._problems:
             raise CarpoolError(f"puts failed: {self._problems[:1]}")
         began_s, is_over = time.monotonic(), over_in(REACH_S)
+        last = {put.partition: put for put in sorted(self.puts, key=lambda each: each.offset)}
         while not is_over():
-            asked = self._probe(self.puts[-1])
+            asked = self._probe(*last.values())
             self._session.recorder.wait({asked})
             del self.probes[asked]
             if self._session.answers({asked: 0})[0].status == "ok":
                 return time.monotonic() - began_s
-        raise CarpoolError(f"the last put is not searched after {REACH_S:g} s")
+        raise CarpoolError(f"not all puts are searched after {REACH_S:g} s")
 
-    def _probe(self, put: PutPlace) -> str:
+    def _probe(self, *puts: PutPlace) -> str:
         now_us = SystemClock().now_us()
         self._next_probe_us = now_us + PROBE_EACH_US
-        record = record_of(self._live.questions[0], now_us, after=[put], **self._model)
-        self.probes[record.query_id] = put
+        record = record_of(self._live.questions[0], now_us, after=puts, **self._model)
+        self.probes[record.query_id] = puts[0]
         self._session.publisher.send(record, lambda *_: None)
         return record.query_id
 

@@ -41,7 +41,8 @@ def run(options: RestartOptions) -> bool:
     reuses = {"CARPOOL_LLM_ENGINE": "openai", "CARPOOL_GENERATOR_REUSE": "true"}
     with live_session(run, live, reuses) as session:
         found["share of answers given again"] = shares(session, live, options)
-    return run.finish({"restart": found}, promises={}, results=found, index=live.index.facts)
+    tables = {"restart": {"found": found}}
+    return run.finish(tables, promises={}, results=found, index=live.index.facts)
 
 
 def fill(session: Session, load: LiveLoad, options: RestartOptions) -> dict[str, float]:
