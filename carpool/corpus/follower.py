@@ -82,7 +82,6 @@ class CorpusFollower:
         self._topic = base.topic
         self._bases = Bases()
         self._has_heard = False  # all that was said of bases so far
-        self._is_full = False
         self._kafka = kafka
         self._clock = clock
         self._closing = threading.Event()
@@ -203,13 +202,14 @@ class CorpusFollower:
             raise ConfigError(f"{VECTORS.name} has no partition {min(lacking)}, which the base has")
         self._waiting.clear()
         self._ends_read.clear()
-        self._has_heard = self._is_full = False
+        self._has_heard = False
         self._bases = Bases()
         of_bases = {at: reader.bounds(at)[0] for at in reader.partitions(BASES.name)}
         reader.add(starts | of_bases)
         self._reach(self._next)
 
     def _read(self, reader: TopicReader) -> None:
+        was_full = bool(self._waiting)
         batch = reader.poll(RECORDS, PUBLISH_S)
         if batch.passed_over:
             at, offset = next(iter(batch.passed_over.items()))
@@ -230,7 +230,7 @@ class CorpusFollower:
             else:
                 self._ends_read[at.partition] = offset
         self._fold_waiting()
-        if bool(self._waiting) != self._is_full:
+        if bool(self._waiting) != was_full:
             self._pause_or_go_on(reader)
         if not self._waiting and self._ends_read:
             for partition, offset in self._ends_read.items():
@@ -241,9 +241,8 @@ class CorpusFollower:
 
     def _pause_or_go_on(self, reader: TopicReader) -> None:
         """While there is no room, only announcements of bases are read."""
-        self._is_full = not self._is_full
         places = {TopicPartition(VECTORS.name, each): at for each, at in self._next.items()}
-        if self._is_full:
+        if self._waiting:
             reader.remove(places)
             self._ends_read.clear()  # they are read again: a later end counts
         else:
