@@ -243,6 +243,7 @@ class CorpusFollower:
         self._reach(self._next)
 
     def _read(self, reader: TopicReader) -> None:
+        was_full = bool(self._waiting)
         batch = reader.poll(RECORDS, PUBLISH_S)
         if batch.passed_over:
             at, offset = next(iter(batch.passed_over.items()))
@@ -261,7 +262,6 @@ class CorpusFollower:
                 self._bases.is_whole = True
             else:
                 self._ends_read[at.partition] = offset
-        was_full = self._full_until_s > 0
         self._fold_waiting()
         if bool(self._waiting) != was_full:
             self._pause_or_go_on(reader)
