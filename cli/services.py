@@ -169,7 +169,7 @@ def indexer(
     their vectors, that it is deleted, or that it is refused, and why (`carpool dlq list` has these
     documents). Two indexers share the partitions; if one dies, the other goes on within seconds.
     The one that has the first partition saves a base in the folder of the index when the documents
-    that no base has take half of searcher.fresh_bytes.
+    that no base has take half of searcher.fresh_bytes. Its priority is low: searches go first.
     SIGTERM finishes the work in progress; a second SIGTERM stops immediately.
 
     \b
@@ -178,7 +178,9 @@ def indexer(
     """
     settings = _settings(sources, port, index={"dir": index}, embedding={"model": model})
     from indexer.open_service import build_service
+    from indexer.priority import lower_priority
 
+    lower_priority()
     intake, build_stage = build_service(
         settings.kafka,
         settings.embedding,

@@ -33,6 +33,8 @@ _log = structlog.get_logger(__name__)
 
 PUBLISH_S = 0.02
 """Shortest time between two snapshots: each copies masks and lists of blocks."""
+IDLE_S = 0.2
+"""The longest time between two looks at what others ask for."""
 RECORDS = 500
 """Records that are folded between two looks at the clock."""
 RETRY_S = 1.0
@@ -244,7 +246,7 @@ class CorpusFollower:
 
     def _read(self, reader: TopicReader) -> None:
         was_full = bool(self._waiting)
-        batch = reader.poll(RECORDS, PUBLISH_S)
+        batch = reader.poll(RECORDS, PUBLISH_S if self._is_changed else IDLE_S)
         if batch.passed_over:
             at, offset = next(iter(batch.passed_over.items()))
             raise ConfigError(
