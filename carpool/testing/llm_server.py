@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -55,6 +55,7 @@ class LlmServer:
     `port` 0 takes a free one. `model` gets the stand-in's name as prefix unless it contains it.
     Without `takes_chats` it has no chat template. With
     `caches_prefixes` it counts tokens of prompts that begin as an earlier one as cached, in blocks.
+    `kv_events`: where the stand-in says what it caches, as vLLM does.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class LlmServer:
         tokens_per_second: float | None = None,
         takes_chats: bool = True,
         caches_prefixes: bool = False,
+        kv_events: str | None = None,
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
         self._takes_chats = takes_chats
-        self._cache = PrefixCache() if caches_prefixes else None
+        caches = caches_prefixes or kv_events is not None
+        self._cache = PrefixCache(kv_events) if caches else None
         self.requests = LlmRequests()
         self.fault = NO_FAULT
         self.broken: dict[str, int] = {}
@@ -127,19 +130,20 @@ class LlmServer:
         runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S
         )
-        try:
-            await runner.setup()
-            await web.TCPSite(runner, HOST, self.port).start()
-            self.port = runner.addresses[0][1]
-            self._listens.set_result(None)
-            if announce:
-                print(f"{self.model} listens on {self.url}", flush=True)  # noqa: T201
-            await stopping.wait()
-            for task in self._answering:
-                task.cancel()
-            await asyncio.sleep(STOP_S)  # what is being accepted can be closed then
-        finally:
-            await runner.cleanup()
+        with self._cache or nullcontext():
+            try:
+                await runner.setup()
+                await web.TCPSite(runner, HOST, self.port).start()
+                self.port = runner.addresses[0][1]
+                self._listens.set_result(None)
+                if announce:
+                    print(f"{self.model} listens on {self.url}", flush=True)  # noqa: T201
+                await stopping.wait()
+                for task in self._answering:
+                    task.cancel()
+                await asyncio.sleep(STOP_S)  # what is being accepted can be closed then
+            finally:
+                await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -323,6 +327,7 @@ def main() -> int:
     add("--latency-ms", type=float, default=0.0, help="wait before the first token")
     add("--tokens-per-second", type=float, help="speed of one answer; None: unlimited")
     add("--model", default=NAME, help=f"name of the model; {NAME} is put before it")
+    add("--kv-events", help="where to say what it caches, for llm.kv_events")
     add("--broken", type=msgspec.json.decode, default={}, help="`LlmServer.broken`, in JSON")
     given = vars(parser.parse_args())
     broken = given.pop("broken")

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from carpool.testing.kv_events import KvPublisher
 
 BLOCK_TOKENS = 16
 
 
 class PrefixCache:
-    """The prefixes of prompts, in whole blocks."""
+    """A context manager. With an endpoint `kv_events` it says what it stores, as vLLM does."""
 
-    def __init__(self) -> None:
-        self._prefixes: set[tuple[int, ...]] = set()
+    def __init__(self, kv_events: str | None = None) -> None:
+        self._kv_events = kv_events
+        self._publisher: KvPublisher | None = None
+        self._opened = ExitStack()
+        self._prefixes: set[tuple[int, ...]] = set()  # of whole blocks
+
+    def __enter__(self) -> PrefixCache:
+        if self._kv_events is not None:
+            from carpool.testing.kv_events import KvPublisher  # needs ZeroMQ
+
+            publisher = KvPublisher(endpoint=self._kv_events, block_tokens=BLOCK_TOKENS)
+            self._publisher = self._opened.enter_context(publisher)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._publisher = None
+        self._opened.close()
 
     def take(self, ids: Sequence[int]) -> int:
         """Caches a prompt; returns how many of its tokens were cached before."""
         ends = range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS)
         prefixes = [tuple(ids[:end]) for end in ends]
         known = sum(each in self._prefixes for each in prefixes)
+        if self._publisher is not None and known < len(prefixes):
+            self._publisher.publish(self._publisher.store(ids, first=known))
         self._prefixes.update(prefixes)
         # The last token is always computed: the answer begins after it.
         return min(known, max(0, len(ids) - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
