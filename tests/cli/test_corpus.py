@@ -18,7 +18,8 @@ from carpool.clock import SystemClock
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
-from cli.corpus_shown import SHOWN_MAX, print_state
+from cli.console import output
+from cli.corpus_shown import SHOWN_MAX, state_table
 from producers.corpus.put import AHEAD_MAX
 from producers.publish_queries import Publisher, QueryRecord
 from producers.settings import ClientSettings
@@ -233,7 +234,7 @@ def test_the_last_refusals_are_shown_a_line_each(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     refusals = {f"a\n{number}": "why" for number in range(30)} | {"k" * 1_000: "long"}
-    print_state({"documents": 40, "refused": 31, "refusals": refusals})
+    output().print(state_table({"documents": 40, "refused": 31, "refusals": refusals}))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + SHOWN_MAX + 1
     assert "a\\n29" in lines[-3] and "long" in lines[-2] and "11 more" in lines[-1]

@@ -113,7 +113,7 @@ LOG = (
     ("a", a_revision("a first", "a more")),
     ("b", a_revision("b first")),
     ("a", None),
-    ("b", a_revision("bad", **{**OTHER_MODEL, "vector": "AAAA"})),
+    ("b", a_revision("bad", **{**OTHER_MODEL, "vector": "AACAPw=="})),
 )
 OLD = {kinds.OLD_TEXT: 1}
 
