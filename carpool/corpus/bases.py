@@ -24,8 +24,8 @@ class Bases:
         self._line: list[Base] = []
         self.wanted: BaseWanted | None = None
         """What somebody asks for, and no base has met yet."""
-        self.next = 0
-        """The next offset to read after the last request."""
+        self.requests = 0
+        """The requests that were heard are before this offset of `rag.bases.v1`."""
         self.is_whole = False
         """Whether all that the log has was heard, for whoever reads it."""
 
@@ -44,7 +44,7 @@ class Bases:
         if is_announcement(message):
             return self.announced(decode(Base, message.value, message.headers))
         self.wanted = decode(BaseWanted, message.value, message.headers)
-        self.next = message.source.offset + 1
+        self.requests = message.source.offset + 1
         return True
 
     def announced(self, base: Base) -> bool:
@@ -59,7 +59,7 @@ class Bases:
         if not is_next and not is_of_new_index:
             return False
         self._line = [*self._line[1 - KEPT :], base]
-        if base.requests >= self.next:
+        if base.requests >= self.requests:
             self.wanted = None
         return True
 

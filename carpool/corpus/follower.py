@@ -87,7 +87,7 @@ class Folded(Protocol):
 
 
 def fold_all(corpus: Folded, records: Sequence[Received]) -> int:
-    """Folds records in their order, as many as there is room for, and returns how many."""
+    """Folds records in their order, and returns for how many of them there is room."""
     done, size = 0, len(records)
     while done < len(records) and size:
         if corpus.add(records[done : done + size]):
@@ -124,7 +124,7 @@ class CorpusFollower:
         self._ends: dict[int, int] = {}  # that a partition must reach before searches begin
         self._next: dict[int, int] = {}  # offset of the next record, by partition
         self._waiting: list[Message] = []  # read, and not folded
-        self._full_until_s = 0.0  # when it is tried again; 0: there is room
+        self._full_until_s = 0.0  # where there was no room, it is not tried again before
         self._ends_read: dict[int, int] = {}  # ends that come after them, by partition
         self.ends_of_documents: dict[int, int] | None = {}
         self.full = ""
@@ -137,13 +137,13 @@ class CorpusFollower:
 
     @property
     def wanted(self) -> BaseWanted | None:
-        """What somebody asks for, and no base has met yet."""
+        """What somebody asks for, and no base has met; None while bases are still being read."""
         return self._bases.wanted if self._bases.is_whole else None
 
     @property
     def requests(self) -> int:
-        """The next offset of `rag.bases.v1` after the last request that was heard."""
-        return self._bases.next
+        """See `Bases`."""
+        return self._bases.requests
 
     @property
     def newer_base(self) -> Base | None:
@@ -237,7 +237,6 @@ class CorpusFollower:
         if lacking := self._base.vectors.keys() - self._next.keys():
             raise ConfigError(f"{VECTORS.name} has no partition {min(lacking)}, which the base has")
         self._waiting.clear()
-        self._full_until_s = 0.0
         self._ends_read.clear()
         self._bases = Bases()
         of_bases = {at: reader.bounds(at)[0] for at in reader.partitions(BASES.name)}
@@ -296,7 +295,6 @@ class CorpusFollower:
         if count:
             self._trouble = ""
             self._is_changed = True
-        self._full_until_s = 0.0
         if self._waiting:
             self._say(self.full)
             self._full_until_s = time.monotonic() + RETRY_S
