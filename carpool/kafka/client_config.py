@@ -20,6 +20,11 @@ EMBEDDED_FETCH_WAIT_MS = 10
 """The same for the embedded broker, where a new record does not end the wait."""
 SESSION_TIMEOUT_MS = 6_000
 """Time without a heartbeat after which a member of the classic protocol is taken for dead."""
+POLL_INTERVAL_MS = 60_000
+"""Time without a poll after which a member leaves, and the brokers' limit for a revocation.
+
+librdkafka's default is five minutes.
+"""
 MEMBER_ONLY = ("group.protocol", "session.timeout.ms")
 """Of `[kafka.librdkafka]`, what only the members of a group get: other clients may refuse it."""
 PROTOCOL_OVERHEAD_BYTES = 64 * 1024
@@ -138,6 +143,7 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": session_ms,
             "heartbeat.interval.ms": max(300, session_ms // 6),
+            "max.poll.interval.ms": max(POLL_INTERVAL_MS, session_ms),
             "fetch.message.max.bytes": FETCH_PARTITION_BYTES,
             "queued.min.messages": FETCHED_AHEAD_RECORDS,
             **given,

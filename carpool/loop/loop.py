@@ -234,6 +234,10 @@ class Loop(Generic[R]):
         self._next_review_us = now_us + REVIEW_US
         stalled = self._observer.review(self._consumer.waiting())
         self.taking.review()
+        unreadable = self._observer.fetch_errors.reasons(now_us)
+        if stalled and self.taking.may_come and not (self.in_flight.units or unreadable):
+            # The client fetches no more, without an error. A new one does.
+            self._refused(RetryableError(f"{stalled}: this member joins its group again"))
         health = self.sink.health
         has_none = not (self.positions.assigned or health.is_away)
         self._not_ready = why_not_ready(
@@ -241,7 +245,7 @@ class Loop(Generic[R]):
             refusals=self._refusals(),
             sick=health.reason,
             missing=self._stage.not_ready(),
-            unreadable=self._observer.fetch_errors.reasons(now_us),
+            unreadable=unreadable,
             unassigned=self._topics if has_none else (),
             stalled=stalled,
         )

@@ -57,6 +57,8 @@ class Taking(Generic[R]):
         self.must_rejoin = False
         """Whether partitions may lack their positions, because of a refusal."""
         self.is_paused = False
+        self.may_come = False
+        """Whether a record that comes is accepted now."""
         self.waiting = 0
         """Known number of records that wait at the brokers."""
         self.wake_us: int | None = None
@@ -136,7 +138,7 @@ class Taking(Generic[R]):
             finished_bytes_max=FINISHED_BYTES_MAX,
             is_stopped=self._is_stopped,
         )
-        self.is_paused = action == "pause"
+        self.is_paused, self.may_come = action == "pause", action == "take"
         self._apply_pauses(credit)
         if action == "take":
             self._take_burst(credit)

@@ -46,7 +46,7 @@ def test_what_a_promise_depends_on_is_refused_with_the_reason(name: str) -> None
 def test_every_setting_that_carpool_computes_for_a_member_is_refused_or_may_be_replaced() -> None:
     tuning = {
         "fetch.message.max.bytes", "fetch.queue.backoff.ms", "fetch.wait.max.ms", "group.protocol",
-        "linger.ms", "queued.min.messages", "queued.max.messages.kbytes",
+        "linger.ms", "max.poll.interval.ms", "queued.max.messages.kbytes", "queued.min.messages",
         "reconnect.backoff.max.ms", "session.timeout.ms", "socket.keepalive.enable",
         "topic.metadata.refresh.interval.ms",
     }  # fmt: skip

@@ -52,6 +52,36 @@ def test_work_completes_out_of_order_and_offsets_wait_for_the_slowest() -> None:
     assert not loop.in_flight.units
 
 
+def test_a_member_to_which_nothing_comes_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, stage, loop, consumer = with_taken(Bench(), "a")
+    monkeypatch.setattr(consumer, "_paused", frozenset({bench.topic}))
+    monkeypatch.setattr(consumer, "pause", lambda *_: None)  # by its client alone
+    joined = consumer.subscribe
+
+    def flows_again(*args: Any) -> None:
+        consumer._paused = frozenset()
+        joined(*args)
+
+    monkeypatch.setattr(consumer, "subscribe", flows_again)
+    bench.publish("b")
+    bench.wait(loop, 70_000_000)
+    (reason,) = loop.not_ready()
+    assert "1 records waiting" in reason
+    assert "joins" not in reason, "a member with work in flight stays"
+    stage.finish("a")
+    turn(loop)
+    bench.wait(loop, 50_000_000)
+    assert [unit.record.text for unit in stage.units] == ["a"]
+    bench.wait(loop, 20_000_000)
+    assert any("joins its group again" in reason for reason in loop.not_ready())
+    bench.wait(loop, 2_000_000)
+    bench.wait(loop)
+    stage.finish("b")
+    bench.wait(loop)
+    assert sorted(bench.results()) == ["a/0", "b/0"]
+    assert loop.not_ready() == ()
+
+
 def test_a_restart_repeats_no_part_that_was_committed() -> None:
     bench, first = Bench(), HandStage()
     loop, consumer = bench.loop(first, parts=lambda _: 2)

@@ -86,6 +86,7 @@ class LibrdkafkaConsumer:
         self._waiting = WaitingRecords(settings)
         self._paused: frozenset[str] = frozenset()
         self._paused_partitions: frozenset[TopicPartition] = frozenset()
+        self._held: set[TopicPartition] = set()  # paused in librdkafka, also while away
         self._listener: RebalanceListener | None = None
         self._membership = CachedMembership(clock)
         self._unreadable = UnreadableBatches()
@@ -118,6 +119,7 @@ class LibrdkafkaConsumer:
             "retry.backoff.ms": RETRY_BACKOFF_MS,
         }
         self._member = Consumer(config, logger=StructlogBridge())
+        self._held.clear()
         self._membership.joined(self._member)
         self._consumer.subscribe(
             sorted(map(self._settings.broker_topic, self._topics)),
@@ -155,19 +157,14 @@ class LibrdkafkaConsumer:
         except Exception:
             consumer.incremental_assign([])  # otherwise confluent-kafka assigns the partitions
             raise
+        begins = {at: now.offset for at, now in positions.items()}
         consumer.incremental_assign(
-            [
-                self._raw(at, OFFSET_BEGINNING if now.offset is None else now.offset)
-                for at, now in positions.items()
-            ]
+            [self._raw(at, OFFSET_BEGINNING if to is None else to) for at, to in begins.items()]
         )
         self._ids.begun |= ids
         self._was_assigned = True
-        known = {at: now.offset for at, now in positions.items() if now.offset is not None}
-        self._waiting.passed(known)
-        # A partition that was paused when it went away is still paused in librdkafka.
-        consumer.resume([self._raw(at) for at in positions if not self._is_stopped(at)])
-        consumer.pause([self._raw(at) for at in positions if self._is_stopped(at)])
+        self._waiting.passed({at: to or 0 for at, to in begins.items()})
+        self._hold(positions)
         wake_after_rebalance(consumer, [self._raw(at) for at in self._flowing()])
         log.info("partitions assigned", partitions=partitions_text(positions))
         if self._listener is not None:
@@ -291,14 +288,24 @@ class LibrdkafkaConsumer:
         self, topics: frozenset[str], partitions: frozenset[TopicPartition] = frozenset()
     ) -> None:
         """Stops the flow of their records, and lets all others flow."""
-        before = {at for at in self._assigned if self._is_stopped(at)}
         self._paused, self._paused_partitions = topics, partitions
-        now = {at for at in self._assigned if self._is_stopped(at)}
-        if stopped := sorted(now - before):
-            self._consumer.pause([self._raw(at) for at in stopped])
-        if flowing := sorted(before - now):
-            self._consumer.resume([self._raw(at) for at in flowing])
+        if self._hold():
             wake(self._consumer, self._settings)
+
+    def _hold(self, came: Collection[TopicPartition] = ()) -> bool:
+        """Pauses and resumes only those that need it; returns whether one flows again.
+
+        librdkafka may lose its own start of a partition, without an error, to a call that comes at
+        the same moment (confluentinc/librdkafka issue 5591). `came`: those just assigned.
+        """
+        stopped = set(filter(self._is_stopped, self._assigned))
+        flowing = self._held.intersection(self._assigned) - stopped
+        if new := stopped - self._held.difference(came):
+            self._consumer.pause([*map(self._raw, new)])
+        if flowing:
+            self._consumer.resume([*map(self._raw, flowing)])
+        self._held = (self._held | stopped) - flowing
+        return bool(flowing)
 
     def _raw(self, at: TopicPartition, offset: int = OFFSET_INVALID) -> RawPartition:
         return raw_partition(self._settings, at, offset)
@@ -312,12 +319,12 @@ class LibrdkafkaConsumer:
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns the known number of unread records of each assigned partition.
 
-        The brokers are asked for the ends of paused partitions, at most every two seconds.
+        The brokers are asked for the ends while partitions are paused or no record comes.
         """
         if self._member is None:
             return {}
-        ask = bool(self._paused or self._paused_partitions)
-        return self._waiting.counts(self._member, self._assigned, ask=ask)
+        is_paused = bool(self._paused or self._paused_partitions)
+        return self._waiting.counts(self._member, self._assigned, ask=is_paused)
 
     def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
         self._commits.add(offsets, on_result)

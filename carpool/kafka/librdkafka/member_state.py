@@ -27,6 +27,9 @@ from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 
 ASK_EVERY_S = 2.0
+QUIET_S = 10.0
+"""Without a record for so long the ends are asked for: a client may fetch no more without an error.
+"""
 MEMBERSHIP_US = 200_000
 """Maximum age of the cached membership without a rebalance.
 
@@ -156,6 +159,7 @@ class WaitingRecords:
         self._settings = settings
         self._ends = EndOffsets(settings)
         self._at_end: set[TopicPartition] = set()
+        self._read_s = time.monotonic()
         self._passed: dict[TopicPartition, int] = {}
         """Before these offsets no record waits, whatever the position is."""
 
@@ -170,6 +174,7 @@ class WaitingRecords:
 
     def read(self, at: TopicPartition) -> None:
         """Notes that a record was read."""
+        self._read_s = time.monotonic()
         self._at_end.discard(at)
 
     def forget(self, gone: Collection[TopicPartition]) -> None:
@@ -184,7 +189,8 @@ class WaitingRecords:
 
         Transaction markers are not records. `ask`: the brokers, for the ends of paused partitions.
         """
-        ends = self._ends.known(partitions, ask=ask)
+        is_quiet = time.monotonic() - self._read_s > QUIET_S
+        ends = self._ends.known(partitions, ask=ask or is_quiet)
         done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
         waiting = dict.fromkeys(sorted(partitions), 0)
         left = [raw_partition(self._settings, at) for at in waiting if at not in done]

@@ -8,6 +8,7 @@ import pytest
 
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.clients import Position
+from carpool.kafka.librdkafka import LibrdkafkaConsumer, member_state
 from tests.kafka.conformance.harness import PARTITIONS, Broker, Listener, poll_until, read
 
 
@@ -99,6 +100,23 @@ def test_records_that_arrive_in_a_paused_topic_are_counted(broker: Broker) -> No
     consumer.pause(frozenset())
     read(consumer, 2)
     poll_until(consumer, lambda: sum(consumer.waiting().values()) == 0)
+    consumer.close()
+
+
+def test_records_that_a_client_does_not_fetch_are_counted(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(consumer := broker.consumer(), LibrdkafkaConsumer):
+        pytest.skip("the broker in memory has no client")
+    if broker.kind == "embedded":
+        pytest.skip("the embedded broker reports ends that are too low")
+    monkeypatch.setattr(member_state, "QUIET_S", 0.5)
+    broker.write(broker.record("a"))
+    consumer.subscribe(broker.topic, Listener())
+    read(consumer, 1)
+    consumer._consumer.pause(consumer._consumer.assignment())
+    broker.write(broker.record("b"))
+    poll_until(consumer, lambda: sum(consumer.waiting().values()) == 1)
     consumer.close()
 
 
