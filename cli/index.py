@@ -157,6 +157,8 @@ def build(wanted: BuildOptions, as_json: JsonOption = False, *, sources: Config)
     settings = load(BuildSettings, sources.given(**flags))
     if wanted.empty == (wanted.corpus is not None):
         raise ConfigError("give either a CORPUS, or --empty for an index without passages")
+    if wanted.empty and (wanted.vectors or wanted.nlist):
+        raise ConfigError("--empty has one cluster and no vectors: leave out --nlist and --vectors")
     if wanted.corpus is None:
         _build_empty(wanted, settings, as_json=as_json)
         return
