@@ -17,7 +17,7 @@ class ChaosOptions(ServiceOptions, frozen=True, kw_only=True):
     topic. docs/reference/bench-rules.md lists load, faults and what is counted.
 
     Ends with 1 when anything is lost, there twice, or other than without faults, fewer faults than
-    asked for were injected, or it took more than 20 minutes.
+    asked for were injected, or it took more than twice the time of its questions.
 
     --mutant N runs a copy of the services with one known defect of the delivery, and ends with 1
     when no promise about the data was broken. So it shows that this benchmark finds such a defect.

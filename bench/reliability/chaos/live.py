@@ -72,6 +72,7 @@ class LiveRun:
         """Returns the ids that were published, with repetitions. Raises `CarpoolError`."""
         self.load.end()
         self.documents.end()
+        self.documents.fetch_all()
         self.replays.end()
         return self.load.sent + [each.id for each in self.documents.asked]
 

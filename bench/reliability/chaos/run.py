@@ -131,7 +131,6 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         run.begin()
         stalled_s = MUTANT_STALLED_S if plan.packages else STALLED_S
         took_s = _inject_until_answered(run, injector, stalled_s, note)
-        run.documents.fetch_all()
         sent = run.end_load()
         offsets = committed_offsets(run.kafka)
         run.stack.stop_services()
