@@ -22,6 +22,7 @@ COPY grouper/ grouper/
 COPY searcher/ searcher/
 COPY generator/ generator/
 COPY indexer/ indexer/
+COPY gateway/ gateway/
 COPY carpool/ carpool/
 COPY cli/ cli/
 RUN CARPOOL_REQUIRE_KERNEL=1 /opt/carpool/bin/pip install --no-cache-dir --no-deps . \

@@ -33,6 +33,7 @@ PACKAGES = (
     "grouper",
     "searcher",
     "generator",
+    "gateway",
     "indexer",
     "cli",
 )

@@ -39,6 +39,7 @@ PRODUCT = (
     "grouper",
     "searcher",
     "generator",
+    "gateway",
     "indexer",
     "carpool",
     "cli",

@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-PRODUCT = ("carpool", "cli", "generator", "grouper", "indexer", "producers", "schemas", "searcher")
+PRODUCT = (
+    "carpool", "cli", "gateway", "generator", "grouper", "indexer", "producers", "schemas",
+    "searcher",
+)  # fmt: skip
 OTHERS = ("bench", "deploy", "examples", ".ci", "docs", "hatch_build.py")
 FOR_APPLICATIONS = Path("carpool/testing")
 LINK = re.compile(r"\]\(([^)#:]+)\)")

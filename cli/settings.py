@@ -27,6 +27,7 @@ from carpool.telemetry.settings import HttpSettings, LogSettings
 from carpool.vllm import VllmSettings
 from carpool.workflow.settings import WorkflowSettings
 from cli.runfile import RunFile
+from gateway.settings import GatewaySettings
 from generator.settings import GeneratorSettings, LlmSettings
 from grouper.settings import GrouperSettings
 from indexer.settings import IndexerConfig, IndexerSettings
@@ -85,6 +86,7 @@ class CarpoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     llm: LlmSettings
     vllm: VllmSettings
     workflow: WorkflowSettings
+    gateway: GatewaySettings
     up: UpSettings
 
 
@@ -105,6 +107,14 @@ class BatchSide(ClientSide, frozen=True, kw_only=True):
 
     generator: GeneratorSettings
     workflow: WorkflowSettings
+
+
+class GatewaySide(ClientSide, frozen=True, kw_only=True):
+    """The same, with the sections of the gateway."""
+
+    log: LogSettings
+    workflow: WorkflowSettings
+    gateway: GatewaySettings
 
 
 @dataclass(frozen=True, kw_only=True)

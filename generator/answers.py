@@ -22,18 +22,21 @@ from schemas.answer import (
     AnswerError,
     CacheUse,
     ErrorType,
+    FoundPassage,
     Provenance,
     Retrieved,
     Status,
     Usage,
     steps_done,
 )
-from schemas.query import results_of
+from schemas.query import results_of, root_of
 from schemas.retrieval import Hit, Retrieval
 
 SOFTWARE = f"carpool/{carpool.__version__}"
 PASSAGE_CHARS_MAX = 1_000_000
 """As much as a prompt may show of a passage: of a text that was written before, it is not known."""
+PASSAGES_CHARS_MAX = 200_000
+"""Of the passages of an answer; a record has room for a million bytes."""
 NOTHING_FOUND = "No passage was found."
 EXTRACTIVE = "extractive"
 """The `finish_reason` of an answer that is a quote."""
@@ -194,8 +197,29 @@ def _made(
         cache=_cache_use(retrieval, cached_tokens),
         provenance=_provenance(retrieval, prompt_hash),
         corpus=retrieval.corpus,
+        passages=_passages(retrieval),
         **fields,
     )
+
+
+def _passages(retrieval: Retrieval) -> tuple[FoundPassage, ...]:
+    """Returns the texts of what was found, the best first, as far as an answer has room."""
+    if not root_of(retrieval.query).passages:
+        return ()
+    found, left = list[FoundPassage](), PASSAGES_CHARS_MAX
+    for hit in retrieval.hits:
+        if (left := left - len(hit.text)) < 0:
+            break
+        found.append(
+            FoundPassage(
+                id=hit.doc_id,
+                text=hit.text,
+                title=hit.title,
+                score=hit.score,
+                metadata=hit.metadata,
+            )
+        )
+    return tuple(found)
 
 
 def replayed(stored: Answer, retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answer:
@@ -238,6 +262,7 @@ def given_again(
         steps=steps_done(retrieval.query),
         search=retrieval.search,
         corpus=retrieval.corpus,
+        passages=_passages(retrieval),
         cache=_cache_use(retrieval, 0),
         provenance=_provenance(
             retrieval, None if stored.provenance is None else stored.provenance.prompt_hash

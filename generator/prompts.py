@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from carpool.errors import ConfigError
-from carpool.workflow.steps import Generate, Value
+from carpool.workflow.steps import AnswerStep, Generate, Value
 from generator.llm.protocol import LlmRequest
+from generator.plan.control_tokens import as_plain_text
 from generator.plan.prompt import PASSAGES, QUESTION, FilledPrompt, Template, fill, parse_template
 from generator.plan.prompt_key import prompt_key
 from generator.settings import GeneratorSettings
 from schemas.errors import RecordError
 from schemas.headers import TENANT_HEADER
-from schemas.query import Generation, results_of
+from schemas.query import Generation, results_of, root_of
 from schemas.record import header
 from schemas.retrieval import Hit, Retrieval
 from schemas.topics import priority_in_class
@@ -108,13 +109,7 @@ def prepare_prompt(
         raise _other_model(wishes.model, model)
     if query.text is None and not is_extractive:
         raise RecordError("unsupported", NO_TEXT, field="$.text")
-    if step is not None:
-        searches = [one.hits for one in results_of(query) if one.hits is not None]
-        prompt = fill_step(step, settings, templates, searches)
-    else:
-        template = _template(wishes.template or settings.template, templates)
-        asked: Mapping[str, Value] = {QUESTION: query.text or "", PASSAGES: retrieval.hits}
-        prompt = _filled(template, asked, settings)
+    prompt = _prompt(retrieval, settings, templates, wishes, step)
     max_tokens = min(wishes.max_tokens or settings.max_tokens, settings.max_tokens_cap)
     request = LlmRequest(
         id=retrieval.source.place,
@@ -136,18 +131,36 @@ def prepare_prompt(
     )
 
 
+def _prompt(
+    retrieval: Retrieval,
+    settings: GeneratorSettings,
+    templates: Mapping[str, Template],
+    wishes: Generation,
+    step: Generate | None,
+) -> FilledPrompt:
+    query, told = retrieval.query, root_of(retrieval.query).instructions
+    if step is not None:
+        searches = [one.hits for one in results_of(query) if one.hits is not None]
+        told = told if isinstance(step, AnswerStep) else None
+        return fill_step(step, settings, templates, searches, told)
+    template = _instructed(_template(wishes.template or settings.template, templates), told)
+    asked: Mapping[str, Value] = {QUESTION: query.text or "", PASSAGES: retrieval.hits}
+    return _filled(template, asked, settings)
+
+
 def fill_step(
     step: Generate,
     settings: GeneratorSettings,
     templates: Mapping[str, Template],
     searches: Sequence[Sequence[Hit]] = (),
+    instructions: str | None = None,
 ) -> FilledPrompt:
     """Returns the prompt of a step of a workflow. Raises `RecordError` where it cannot be made.
 
-    `searches`: what the workflow has found so far, by search.
+    `searches`: what the workflow has found so far, by search. `instructions`: those of its query.
     """
     own = None if step.prompt is None else inline_template(step.prompt)
-    template = own or _template(step.template, templates)
+    template = _instructed(own or _template(step.template, templates), instructions)
     return _filled(template, step.values, settings, step.passages_max, searches)
 
 
@@ -174,6 +187,13 @@ def inline_template(prompt: str) -> Template:
     """Returns the template of a prompt with names in braces, such as `{question}`."""
     user = _BRACES.sub(lambda match: f"{{{{{match[1]}}}}}", prompt)
     return Template(system=INLINE_SYSTEM, user=user)
+
+
+def _instructed(template: Template, instructions: str | None) -> Template:
+    """Returns a template whose system message ends with the instructions of a query."""
+    if not instructions or not instructions.strip():
+        return template
+    return replace(template, system=f"{template.system}\n\n{as_plain_text(instructions.strip())}")
 
 
 def _template(name: str, templates: Mapping[str, Template]) -> Template:

@@ -15,7 +15,7 @@ from schemas.cancel import Cancel
 from schemas.codec import decode, encode
 from schemas.errors import RecordError
 from schemas.headers import TENANT_HEADER
-from schemas.query import QUERY_BYTES_MAX, Generation, Query, check_query
+from schemas.query import QUERY_BYTES_MAX, EarlierMessage, Generation, Query, check_query
 from schemas.record import Headers, Record, Source, well_formed
 from schemas.topics import CANCELS, QUERIES, QUERIES_BATCH, Topic
 from schemas.workflow import InlineWorkflow
@@ -45,7 +45,9 @@ class QuestionArgs(TypedDict, total=False):
     `headers`: traceparent, tracestate, correlation_id and reply_to are copied to the answer.
     `workflow`: the name of a program, or a graph as in JSON: `nodes` and `edges`. `after`: what
     `put` or `delete` of a client returned, one or several: they are searched, too. `fetch`: the ids
-    of documents or passages to fetch, instead of a question.
+    of documents or passages to fetch, instead of a question. `instructions`: more of the model's
+    task. `messages`: the conversation before the question, for a `workflow` that takes it.
+    `passages`: whether the answer has the texts of what was found; not with "batch".
     """
 
     vector: Vector | None
@@ -61,6 +63,9 @@ class QuestionArgs(TypedDict, total=False):
     headers: Mapping[str, str] | None
     after: HasPosition | Iterable[HasPosition] | None
     fetch: Sequence[str]
+    instructions: str | None
+    messages: Sequence[EarlierMessage]
+    passages: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,9 @@ def build_record(
     """
     if unknown := sorted(set(question) - QuestionArgs.__annotations__.keys()):
         raise TypeError(f"a question has no {', '.join(unknown)}")
+    if question.get("passages") and question.get("priority") == "batch":
+        why = "passages: answers of batches have none; fetch them by the ids in `retrieved`"
+        raise RecordError("unsupported", why, field="$.passages")
     query_id, vector = question.get("query_id"), question.get("vector")
     priority = question.get("priority", 0)
     query = Query(
@@ -111,7 +119,21 @@ def build_record(
         workflow=_as_in_record(question.get("workflow")),
         bound=_bound(question.get("after")),
         fetch=tuple(question.get("fetch", ())),
+        instructions=question.get("instructions"),
+        messages=tuple(question.get("messages", ())),
+        passages=question.get("passages", False),
     )
+    value, headers = _encoded(query, question, now_us)
+    # The grouper decodes it in the same way: bad values are found before the record is sent.
+    query = decode(Query, value, headers)
+    check_query(query)
+    _check_graph(query)
+    topic = QUERIES_BATCH if priority == "batch" else QUERIES
+    return QueryRecord(topic=topic.name, query_id=query.query_id, value=value, headers=headers)
+
+
+def _encoded(query: Query, question: QuestionArgs, now_us: int) -> tuple[bytes, Headers]:
+    """Returns value and headers of the record. Raises `RecordError` where it is too large."""
     passed_on: Headers = tuple(
         (name, well_formed(text).encode()) for name, text in (question.get("headers") or {}).items()
     )
@@ -123,12 +145,7 @@ def build_record(
         raise RecordError("too_large", f"{what}: shorten its text", field="$")
     if (tenant := question.get("tenant")) is not None:
         headers += ((TENANT_HEADER, well_formed(tenant).encode()),)
-    # The grouper decodes it in the same way: bad values are found before the record is sent.
-    query = decode(Query, value, headers)
-    check_query(query)
-    _check_graph(query)
-    topic = QUERIES_BATCH if priority == "batch" else QUERIES
-    return QueryRecord(topic=topic.name, query_id=query.query_id, value=value, headers=headers)
+    return value, headers
 
 
 def _bound(after: HasPosition | Iterable[HasPosition] | None) -> dict[int, int] | None:

@@ -93,6 +93,16 @@ class Retrieved(Record, frozen=True, kw_only=True, omit_defaults=False):
     in_prompt: bool = True
 
 
+class FoundPassage(Record, frozen=True, kw_only=True):
+    """A passage that was found, with its text; `metadata` as far as the index stores it."""
+
+    id: str
+    text: str
+    title: str = ""
+    score: Real = 0.0
+    metadata: dict[str, Any] | None = None
+
+
 class StepDone(Record, frozen=True, kw_only=True, omit_defaults=False):
     """A finished step of a workflow. `n`: the number of its round, from 1.
 
@@ -189,7 +199,8 @@ class Answer(Record, frozen=True, kw_only=True):
     that decides the model's answer. `steps`: what a workflow did before its answer. `status` `shed`
     is reserved for a service that refuses work when it has too much; no service writes it.
     `corpus`: what was searched; None: the index alone, or nothing. `fetched`: the documents that
-    the query fetched, one for each of its ids.
+    the query fetched, one for each of its ids. `passages`: what was found, where the query asks for
+    it, in the order of `retrieved`, as far as the record has room.
     """
 
     query_id: Identifier
@@ -208,6 +219,7 @@ class Answer(Record, frozen=True, kw_only=True):
     prompt_key: Identifier | None = None
     corpus: Corpus | None = None
     fetched: tuple[Fetched, ...] = ()
+    passages: tuple[FoundPassage, ...] = ()
     generation_id: Identifier | None = None
     answer: str | None = None
     finish_reason: str | None = None

@@ -17,6 +17,10 @@ TOP_K_MAX = 100
 TopK = Annotated[int, msgspec.Meta(ge=1, le=TOP_K_MAX)]
 FETCH_MAX = 20
 """Ids of a query that fetches, at most."""
+INSTRUCTIONS_MAX = 32_768
+"""Characters of instructions."""
+MESSAGES_MAX = 256
+"""Messages before the question."""
 DocId = Annotated[str, msgspec.Meta(min_length=1, max_length=2_048)]
 DEADLINE_MS_MAX = 253_402_300_799_000
 """The end of the year 9999: in microseconds it still fits 64 bits."""
@@ -49,6 +53,13 @@ class Generation(Record, frozen=True, kw_only=True):
     model: Identifier | None = None
 
 
+class EarlierMessage(Record, frozen=True, kw_only=True):
+    """What was said before the question of a conversation."""
+
+    role: Literal["user", "assistant"]
+    text: Annotated[str, msgspec.Meta(max_length=65_536)]
+
+
 class Query(Record, frozen=True, kw_only=True):
     """A question as it was published.
 
@@ -65,7 +76,9 @@ class Query(Record, frozen=True, kw_only=True):
     one search and one answer. `bound`: the position that a put of documents returned: what is
     searched has these documents; it is waited for, at most five seconds. `fetch`: ids as hits have
     them, of documents or of passages; the answer has these documents, nothing is searched, and no
-    model is asked.
+    model is asked. `instructions`: more of the model's task, for the answer alone. `messages`: the
+    conversation before the question, oldest first, for a `workflow` that takes it, as `condense`
+    does. `passages`: whether the answer has the texts of what was found.
     """
 
     query_id: Identifier
@@ -85,6 +98,9 @@ class Query(Record, frozen=True, kw_only=True):
     workflow: Identifier | InlineWorkflow | None = None
     bound: Position | None = None
     fetch: Annotated[tuple[DocId, ...], msgspec.Meta(max_length=FETCH_MAX)] = ()
+    instructions: Annotated[str, msgspec.Meta(max_length=INSTRUCTIONS_MAX)] | None = None
+    messages: Annotated[tuple[EarlierMessage, ...], msgspec.Meta(max_length=MESSAGES_MAX)] = ()
+    passages: bool = False
     journal: Journal | None = None
 
 
@@ -180,6 +196,9 @@ def check_query(query: Query, *, is_of_service: bool = False) -> None:
 
 
 def _check_workflow(query: Query, is_of_service: bool) -> None:
+    if query.messages and query.workflow is None:
+        why = "only programs get them; name a `workflow` that takes them, such as condense"
+        raise _refusal(query, "messages", why)
     if query.journal is not None and not is_of_service:
         why = "only services write it; publish the question with `workflow`"
         raise _refusal(query, "journal", why)

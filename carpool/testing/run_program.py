@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from carpool.workflow.program import Program
+import msgspec
+
+from carpool.workflow.program import Messages, Program
 from carpool.workflow.settings import WorkflowSettings
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve, Said, Step, WorkflowError
 from carpool.workflow.workflows import Workflows, with_results
 from schemas.hit import Hit
-from schemas.query import Query
+from schemas.query import EarlierMessage, Query
 from schemas.record import ClusterId
 from schemas.workflow import StepResult
 
@@ -48,15 +50,17 @@ def run(
     results: Results,
     *,
     question: str = QUESTION,
+    messages: Messages = (),
     limits: WorkflowSettings = LIMITS,
 ) -> Ran:
     """Runs a program as services do: again from its beginning after every step.
 
-    `results`: a function from a step to its result, or the results in order. Raises
+    `results`: a function from a step to its result, or the results in order. `messages`: role and
+    text of those before the question. Raises
     `WorkflowError` as a service would: for a step that cannot be, a program that is not pure, and
     the limits; and for a result that does not fit its step, is missing, or is left over.
     """
-    steps, _, answer = _run(program, results, question, limits)
+    steps, _, answer = _run(program, results, question, messages, limits)
     return Ran(steps, answer)
 
 
@@ -65,6 +69,7 @@ def prompts(
     results: Results,
     *,
     question: str = QUESTION,
+    messages: Messages = (),
     settings: GeneratorSettings | None = None,
 ) -> tuple[FilledPrompt, ...]:
     """Returns the prompt of each step that asks the model, in order, and that of the answer.
@@ -78,7 +83,7 @@ def prompts(
 
     settings = settings or GeneratorSettings()
     templates = load_templates(settings)
-    steps, given, answer = _run(program, results, question, LIMITS)
+    steps, given, answer = _run(program, results, question, messages, LIMITS)
     made: list[FilledPrompt] = []
     for number, step in enumerate((*steps, answer)):
         if isinstance(step, Generate) and not (step is answer and answer.is_written):
@@ -88,14 +93,21 @@ def prompts(
 
 
 def _run(
-    program: Program, results: Results, question: str, limits: WorkflowSettings
+    program: Program,
+    results: Results,
+    question: str,
+    messages: Messages,
+    limits: WorkflowSettings,
 ) -> tuple[tuple[Step, ...], list[StepResult], AnswerStep]:
     workflows = Workflows(
         programs={(program.name, program.version): program},
         steps_max=limits.steps_max,
         tokens_max=limits.tokens_max,
     )
-    query = workflows.begin(Query(query_id="test", text=question, workflow=program.name))
+    made = [{"role": role, "text": text} for role, text in messages]
+    said = msgspec.convert(made, tuple[EarlierMessage, ...])
+    query = Query(query_id="test", text=question, workflow=program.name, messages=said)
+    query = workflows.begin(query)
     steps, done = list[Step](), list[StepResult]()
     while (answer := (asked := workflows.asked(query)).answer) is None:
         round = []

@@ -82,7 +82,8 @@ def _loaded(module: ModuleText, programs: dict[tuple[str, int], Program]) -> Mod
 def _run(programs: dict[tuple[str, int], Program], call: RunRequest) -> bytes:
     program = programs[call.name, call.version]
     try:
-        return packed(asks_of(resume(program, call.question, call.rounds, call.steps_max)))
+        asked = resume(program, call.question, call.rounds, call.steps_max, call.messages)
+        return packed(asks_of(asked))
     except WorkflowError as error:
         return packed(Failed(message=str(error), kind=error.kind))
     except BaseException as error:  # of a value, where it is read

@@ -21,12 +21,15 @@ OWN = "__program__"
 
 Asks: TypeAlias = Step | Sequence[Step]
 Run: TypeAlias = Generator[Asks, Any, AnswerStep]
+Messages: TypeAlias = Sequence[tuple[str, str]]
+"""Role (user or assistant) and text of each message before the question, oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
     """A workflow that can be run. `function` gets the question and returns a generator of steps.
 
+    If it has a second argument, it gets the messages before the question, too.
     `digest` is that of its source (`source_digest`); a workflow goes on only with the digest that
     it began with. `doc` is its docstring. `file` and `source` are None for a graph. It runs in
     `process`, if it has no function.
@@ -34,7 +37,7 @@ class Program:
 
     name: str
     version: int
-    function: Callable[[str], Run] | None
+    function: Callable[..., Run] | None
     digest: str
     steps_max: int = STEPS_MAX
     doc: str = ""
@@ -51,6 +54,12 @@ class Program:
     def label(self) -> str:
         """The program in messages: `name@version`."""
         return f"{self.name}@{self.version}"
+
+    def begun(self, question: str, messages: Messages) -> Run:
+        """Returns a new run of the function."""
+        assert self.function is not None, "it runs in another process"
+        takes = len(inspect.signature(self.function).parameters)
+        return self.function(question, messages) if takes > 1 else self.function(question)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +94,7 @@ class RunRequest:
     question: str
     rounds: Sequence[Sequence[StepResult]]
     steps_max: int
+    messages: Messages = ()
 
     @property
     def label(self) -> str:
@@ -117,7 +127,7 @@ Programs: TypeAlias = Mapping[tuple[str, int], Program]
 
 def workflow(
     name: str, *, version: int, steps_max: int = STEPS_MAX
-) -> Callable[[Callable[[str], Run]], Program]:
+) -> Callable[[Callable[..., Run]], Program]:
     """Makes a program of a generator function. `version`: raise it with every change.
 
     `steps_max`: steps of a run, without the answer. Raises `ConfigError` where a name cannot be one
@@ -128,7 +138,7 @@ def workflow(
             f"{name!r} cannot name a workflow: use small letters, digits, - and _, at most 64"
         )
 
-    def made(function: Callable[[str], Run]) -> Program:
+    def made(function: Callable[..., Run]) -> Program:
         if not inspect.isgeneratorfunction(function):
             raise ConfigError(f"workflow {name!r} yields no step; see `carpool workflows`")
         try:
@@ -151,7 +161,7 @@ def workflow(
     return made
 
 
-def source_digest(function: Callable[[str], Run]) -> str:
+def source_digest(function: Callable[..., Run]) -> str:
     """Returns a digest of the source of a function, and of all that it uses of its module.
 
     Comments do not count, nor other programs of the module, nor the name of the function: an old

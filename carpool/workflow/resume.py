@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from carpool.workflow.program import Asks, NextSteps, Program, Run
+from carpool.workflow.program import Asks, Messages, NextSteps, Program, Run
 from carpool.workflow.steps import (
     AnswerStep,
     Found,
@@ -23,13 +23,17 @@ from schemas.workflow import ROUND_STEPS_MAX, StepResult
 
 
 def resume(
-    program: Program, question: str, rounds: Sequence[Sequence[StepResult]], steps_max: int = 64
+    program: Program,
+    question: str,
+    rounds: Sequence[Sequence[StepResult]],
+    steps_max: int = 64,
+    messages: Messages = (),
 ) -> NextSteps:
     """Returns what the program asks for after these rounds. Raises `WorkflowError`.
 
-    `steps_max`: most steps of a run, if the program has not less. O(steps).
+    `steps_max`: most steps of a run, if the program has not less. `messages`: what was said before
+    the question. O(steps).
     """
-    assert program.function is not None, "it runs in another process"
     done, run = 0, None
     steps_max = min(steps_max, program.steps_max)
     results: Any = None
@@ -37,7 +41,7 @@ def resume(
         where = f"{program.label}, step {done + 1}"
         try:
             if run is None:
-                run = program.function(question)
+                run = program.begun(question, messages)
             asked = checked_steps(_next(run, results))
             if number == len(rounds):
                 run.close()

@@ -45,7 +45,16 @@ class Workflows:
         journal = Journal(
             root=query, program=program.name, version=program.version, digest=program.digest
         )
-        return replace(query, vector=None, workflow=None, journal=journal)
+        # The others are in its root.
+        return replace(
+            query,
+            vector=None,
+            workflow=None,
+            instructions=None,
+            messages=(),
+            passages=False,
+            journal=journal,
+        )
 
     def asked(self, query: Query) -> NextSteps:
         """Returns what a workflow asks for after the rounds of its journal.
@@ -92,6 +101,7 @@ class Workflows:
             name=program.name,
             version=program.version,
             question=journal.root.text or "",
+            messages=tuple((each.role, each.text) for each in journal.root.messages),
             rounds=journal.rounds,
             steps_max=self.steps_max,
         )
@@ -113,7 +123,8 @@ class Workflows:
 
 
 def _resumed(program: Program, request: RunRequest) -> NextSteps:
-    return resume(program, request.question, request.rounds, request.steps_max)
+    asked, said = request.question, request.messages
+    return resume(program, asked, request.rounds, request.steps_max, said)
 
 
 def with_results(query: Query, results: Sequence[StepResult]) -> Query:

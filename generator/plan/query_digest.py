@@ -17,9 +17,10 @@ def query_digest(query: Query) -> str:
     """Returns a digest (BLAKE2b, hexadecimal) of the question, the same for every publication.
 
     It covers the text, the model of the vector, `top_k`, `nprobe`, `recall_target`, the tenant, the
-    filter, the conversation, the generation options, `search_mode`, the workflow and the bound, as
-    published: an explicit default differs from none. It omits deadline, priority and attempt, and
-    the vector, which the generator does not receive; the text represents it. For a step of a
+    filter, the conversation, the generation options, `search_mode`, the workflow, the bound, the
+    instructions, earlier messages and `passages`, as published: an explicit default differs from
+    none. It omits deadline, priority and attempt, and the vector, which the generator does not
+    receive; the text represents it. For a step of a
     workflow it is that of the published query.
     """
     query = root_of(query)
@@ -38,5 +39,8 @@ def query_digest(query: Query) -> str:
         *((query.search_mode,) if query.search_mode is not None else ()),
         *(("workflow", query.workflow) if query.workflow is not None else ()),
         *(("bound", sorted(query.bound.items())) if query.bound is not None else ()),
+        *(("instructions", query.instructions) if query.instructions else ()),
+        *(("messages", query.messages) if query.messages else ()),
+        *(("passages",) if query.passages else ()),
     )
     return hashlib.blake2b(_encoder.encode(asked), digest_size=DIGEST_BYTES).hexdigest()

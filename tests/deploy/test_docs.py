@@ -15,12 +15,16 @@ from tests.deploy.doc_blocks import BLOCK, ROOT, blocks_of, runnable_pages
 from tests.scripts import load_script
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-PRODUCT = ("schemas", "producers", "carpool", "grouper", "searcher", "generator", "indexer", "cli")
+PRODUCT = (
+    "schemas", "producers", "carpool", "grouper", "searcher", "generator", "indexer", "gateway",
+    "cli",
+)  # fmt: skip
 RUN = ("sh", "sh up", "python", "python compare.py", "json", "toml")
 NOT_RUN = {
     "README.md": ["make demo", "printf", "carpool up"],
     "docs/guides/kubernetes.md": ["kubectl apply -k"] * 3,
     "docs/guides/another-language.md": ["java -cp"],
+    "docs/guides/gateway.md": ["carpool gateway-key"],
     "docs/guides/hot-shard.md": ["CARPOOL_GPU_MEMORY_UTILIZATION"],
     "docs/guides/llm-servers.md": [
         "vllm serve /models",

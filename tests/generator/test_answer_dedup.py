@@ -17,7 +17,7 @@ from generator.plan.dedup_actions import DedupAction, DedupQuery, EndWait, Repla
 from generator.plan.query_digest import query_digest
 from generator.plan.recent import Recent
 from schemas.answer import Answer
-from schemas.query import Generation
+from schemas.query import EarlierMessage, Generation
 from schemas.record import Source
 from tests.records import a_query, a_source, an_answer
 from tests.transcripts import Execute
@@ -138,6 +138,9 @@ def test_a_digest_depends_on_the_question_and_not_on_its_urgency_or_the_order_of
         {"conversation_id": "c"},
         {"generation": Generation(seed=1)},
         {"search_mode": "exact"},
+        {"instructions": "Be brief."},
+        {"messages": (EarlierMessage(role="user", text="Hi."),)},
+        {"passages": True},
     ]
     for fields in others:
         assert query_digest(a_query("a", **{"top_k": 3, **fields})) != query_digest(question)

@@ -160,6 +160,7 @@ def test_no_answer_is_given_across_tenants_requests_models_or_passages() -> None
         {"headers": (("rag-tenant", b"acme"),)},
         {"headers": (("rag-tenant", b"other"),)},
         {"query": {"tenant": "acme"}},
+        {"query": {"instructions": "Be brief."}},
         {"found": some_hits(1)},
         asking(max_tokens=100),
         asking(seed=1),

@@ -329,7 +329,7 @@ def test_an_extractive_answer_is_a_quote_and_asks_no_model() -> None:
         text="The tower is in Paris. It was built in 1889.",
         metadata={"url": "https://a.example/tower", "topic": "Arts"},
     )
-    wish = {"generation": Generation(extractive=True)}
+    wish = {"generation": Generation(extractive=True), "passages": True}
     with running(engine) as run:
         answer, empty = run.ask(
             unit("When was it built?", found=(hit,), query=wish), unit(found=(), query=wish)
@@ -340,6 +340,8 @@ def test_an_extractive_answer_is_a_quote_and_asks_no_model() -> None:
     assert hit.text[quote.start : quote.end] == quote.text == answer.answer
     (citation,) = answer.citations
     assert (citation.url, citation.metadata) == ("https://a.example/tower", hit.metadata)
+    (passage,) = answer.passages
+    assert (passage.id, passage.title, passage.text) == (hit.doc_id, hit.title, hit.text)
     assert (answer.finish_reason, answer.model) == ("extractive", "none")
     assert (empty.status, empty.answer, empty.quotes) == ("ok", NOTHING_FOUND, ())
 

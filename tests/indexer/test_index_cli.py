@@ -132,7 +132,8 @@ def test_options_reach_the_build(tmp_path: Path) -> None:
 def test_an_empty_index_is_built_without_a_corpus(tmp_path: Path) -> None:
     command = ["build", "--out", str(tmp_path / "i"), "--model", "hashing:8"]
     for wrong in (command, [*command, "--empty", "c.jsonl"], [*command, "--empty", "--nlist", "4"]):
-        assert re.search("CORPUS, or --empty|leave out --n", str(runner.invoke(app, wrong).exception))
+        refusal = str(runner.invoke(app, wrong).exception)
+        assert re.search("CORPUS, or --empty|leave out --n", refusal)
     done = runner.invoke(app, [*command, "--empty", "--json", "--vector-dtype", "float16"])
     index = json.loads(done.stdout)["index"]
     assert (index["row_count"], index["dimension"], index["vector_dtype"]) == (0, 8, "float16")

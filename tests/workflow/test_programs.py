@@ -11,7 +11,7 @@ import carpool.testing.run_program
 import carpool.workflow
 from carpool.testing.run_program import Given, prompts, run
 from carpool.workflow import Program, Retrieve
-from carpool.workflow.programs import corrective, hyde, irg, multistep, one_shot, recomp
+from carpool.workflow.programs import condense, corrective, hyde, irg, multistep, one_shot, recomp
 from tests.deploy.doc_blocks import BLOCK
 
 Q = "Which tower is older?"
@@ -70,6 +70,19 @@ def test_a_program_searches_these_texts_and_its_prompts_show_these_results(name:
     asked = {"multistep": {1: "One?", 3: "Two?"}}.get(name, {})
     assert all(asked.get(number, Q) in user for number, user in enumerate(users))
     assert [{text for text in texts if str(text) in user} for user in users] == shown
+
+
+def test_a_conversation_is_searched_for_by_a_question_that_stands_alone() -> None:
+    talk = [("user", "What is Eiffel's tower?"), ("assistant", "A tower.")]
+    given: list[Given] = ["How high is Eiffel's tower?", ["300 m."]]
+    asked = {"question": "How high is it?", "messages": talk}
+    steps, answer = run(condense.condense, given, **asked)
+    assert steps[1] == Retrieve("How high is Eiffel's tower?")
+    assert answer.values["question"] == "How high is Eiffel's tower?"
+    first, last = prompts(condense.condense, given, **asked)
+    assert "user: What is Eiffel's tower?\nassistant: A tower." in first.user
+    assert "Question: How high is Eiffel's tower?" in last.user
+    assert run(condense.condense, [["300 m."]], question=Q).steps == (Retrieve(Q),)
 
 
 def test_the_listings_of_the_modules_run_as_they_are_printed(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""`carpool gateway`: OpenAI's API and MCP; `gateway-key`: a key for it; `mcp`: MCP on stdio."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from cli.console import people, print_plain
+from cli.options import ClientArgs, spread
+from cli.settings import GatewaySide, load_client_side
+from producers import Client
+
+KEY_FILE = Path(".carpool/gateway.key")
+
+
+@spread
+def gateway(
+    host: Annotated[str | None, typer.Option(help="Address to listen at.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0: a free one.")] = None,
+    *,
+    sources: ClientArgs,
+) -> None:
+    """Run the gateway: OpenAI's API for applications that have no Kafka client.
+
+    Serves /v1/responses, /v1/chat/completions and /v1/models to any number of clients, and asks
+    their questions through Kafka. The model is `carpool`, or `carpool/NAME` for a workflow. On
+    loopback it makes a key at its first start, and prints it. Elsewhere it needs gateway.keys_file,
+    and TLS. SIGTERM finishes the requests in progress.
+
+    \b
+    Examples:
+      carpool gateway
+      carpool gateway --host 0.0.0.0 --set gateway.keys_file=keys.jsonl \\
+          --set gateway.tls_cert=cert.pem --set gateway.tls_key=key.pem
+    """
+    from carpool.workflow.load import load_programs
+    from gateway.service import run_gateway
+
+    flags = {"gateway": {"host": host, "port": port}, "kafka": {}}
+    settings = load_client_side(sources.given(**flags), GatewaySide)
+    programs = load_programs(settings.workflow.modules).values()
+    run_gateway(
+        settings.gateway,
+        settings.kafka,
+        settings.client,
+        settings.log,
+        workflows=tuple(sorted({program.name for program in programs})),
+        key_file=KEY_FILE,
+        tell=print_plain,
+    )
+
+
+@spread
+def mcp(*, sources: ClientArgs) -> None:
+    """Serve one agent by MCP on standard input and output: the tools search, fetch and ask.
+
+    For agents that start their servers themselves; `carpool gateway` has the same tools at /mcp.
+
+    \b
+    Example:
+      claude mcp add carpool -- carpool mcp
+    """
+    import carpool
+    from gateway.agents import run_stdio
+    from gateway.app import passage_address
+    from gateway.service import base_url_of
+
+    settings = load_client_side(sources.given(kafka={}), GatewaySide)
+    base_url = base_url_of(settings.gateway, settings.gateway.port)
+    client = Client(kafka=settings.kafka, settings=settings.client)
+    asyncio.run(run_stdio(client, partial(passage_address, base_url), carpool.__version__))
+
+
+def gateway_key(
+    owner: Annotated[str, typer.Argument(help="Whose answers, batches and files it may read.")],
+    role: Annotated[str, typer.Option(help="ask or operator.")] = "ask",
+) -> None:
+    """Make a key for the gateway: prints the line of gateway.keys_file, and the key.
+
+    The line, on standard output, has the digest of the key only. The key is shown once, on standard
+    error.
+
+    \b
+    Example:
+      carpool gateway-key team-a >> keys.jsonl
+    """
+    from gateway.keys import key_of, new_key
+
+    roles: dict[str, Literal["ask", "operator"]] = {"ask": "ask", "operator": "operator"}
+    if role not in roles:
+        raise typer.BadParameter(f"{role!r} is neither ask nor operator", param_hint="--role")
+    text = new_key()
+    people().print(f"the key of {owner}, which is not stored: {text}", soft_wrap=True)
+    print_plain(msgspec.json.encode(key_of(text, owner, roles[role])).decode())

@@ -1,0 +1,277 @@
+"""The routes of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from sse_starlette import EventSourceResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+import carpool
+from carpool.errors import CarpoolError, RecordError, RetryableError
+from gateway.agents import agent_server
+from gateway.failures import NoAnswer, failure_of
+from gateway.guard import error_body
+from gateway.in_flight import QuestionsInFlight
+from gateway.keys import Key, digest_of
+from gateway.plan.fields import BadRequest
+from gateway.plan.objects import Object, chat_object, output_items, response_object, status_of
+from gateway.plan.questions import MODEL, GatewayQuestion, of_chat, of_response
+from gateway.plan.streams import ChatStream, ResponseStream
+from producers import Client
+from schemas.answer import Answer
+
+IDEMPOTENCY = "idempotency-key"
+RETRY_COUNT = "x-stainless-retry-count"
+"""The SDK counts its tries here."""
+SEND_TIMEOUT_S = 30.0
+"""How long a reader of a stream may take no event."""
+PING_S = 15
+
+
+class Gateway:
+    """The routes, above a client. `models`: the names that a request may give."""
+
+    def __init__(
+        self,
+        client: Client,
+        workflows: Sequence[str],
+        base_url: str,
+        not_ready: Callable[[], Sequence[str]],
+    ) -> None:
+        self._client = client
+        self._questions = QuestionsInFlight(client)
+        self._address_of = partial(passage_address, base_url)
+        self._not_ready = not_ready
+        self.models = (MODEL, *(f"{MODEL}/{name}" for name in workflows))
+        self._started_s = int(time.time())
+        server = agent_server(client, self._address_of, carpool.__version__)
+        self._agents = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
+
+    def app(self) -> Starlette:
+        """Returns the application. It opens and closes the client."""
+        routes = [
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/v1/responses", self._responses, methods=["POST"]),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/passages/{name:path}", self._passage),
+            Route("/mcp", self._agents.asgi_app),
+        ]
+        handlers: dict[Any, Any] = {
+            404: _no_route,
+            405: _no_route,
+            BadRequest: _refused,
+            RecordError: _refused,
+            CarpoolError: _failed,
+        }
+        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        async with self._client, self._agents.run():
+            try:
+                yield
+            finally:
+                await self._questions.close()
+
+    async def _healthz(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _readyz(self, request: Request) -> Response:
+        missing = list(self._not_ready())
+        return JSONResponse({"missing": missing, "notes": []}, 503 if missing else 200)
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [*map(self._shown, self.models)]})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.models:
+            body = error_body(f"there is no model {name!r}", param="model", code="model_not_found")
+            return JSONResponse(body, 404)
+        return JSONResponse(self._shown(name))
+
+    def _shown(self, name: str) -> Object:
+        return {"id": name, "object": "model", "created": self._started_s, "owned_by": "carpool"}
+
+    async def _responses(self, request: Request) -> Response:
+        body = await request.body()
+        asked = of_response(_parsed(body), self.models)
+        query_id, made_s = _query_id(request, body), time.time()
+        response_id = f"resp_{query_id.replace('-', '')}"
+        if asked.is_stream:
+            return self._streamed(
+                request,
+                body,
+                asked,
+                query_id,
+                ResponseStream(asked, response_id, made_s, self._address_of),
+            )
+        answer = await self._answer(request, body, asked, query_id)
+        output = output_items(asked, answer, response_id, self._address_of)
+        status = status_of(answer)
+        made = partial(response_object, asked, response_id, made_s)
+        return _json(made(status=status, output=output, answer=answer))
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.body()
+        asked = of_chat(_parsed(body), self.models)
+        query_id, made_s = _query_id(request, body), int(time.time())
+        chat_id = f"chatcmpl-{query_id.replace('-', '')}"
+        if asked.is_stream:
+            stream = ChatStream(asked, chat_id, made_s, self._address_of)
+            return self._streamed(request, body, asked, query_id, stream, end="[DONE]")
+        answer = await self._answer(request, body, asked, query_id)
+        return _json(chat_object(asked, chat_id, made_s, answer, self._address_of))
+
+    async def _passage(self, request: Request) -> Response:
+        """The text of a passage: what a link of a citation shows."""
+        answer = await self._client.ask(fetch=[request.path_params["name"]])
+        if failure := failure_of(answer):
+            raise failure
+        texts = [each.text for found in answer.fetched for each in found.passages]
+        return PlainTextResponse("\n\n".join(texts), 200 if texts else 404)
+
+    async def _answer(
+        self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str
+    ) -> Answer:
+        """Returns the answer, or raises why there is none. A client that goes away ends it."""
+        task = asyncio.create_task(self._last(request, body, asked, query_id))
+        gone = asyncio.create_task(_gone(request))
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise NoAnswer(499, "the client is gone", retryable=False)
+            return task.result()
+        finally:
+            task.cancel()
+            gone.cancel()
+
+    async def _last(
+        self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str
+    ) -> Answer:
+        async with aclosing(self._events(request, body, asked, query_id)) as events:
+            async for event in events:
+                if isinstance(event, Answer):
+                    if failure := failure_of(event):
+                        raise failure
+                    return event
+        raise AssertionError("a question ends with an answer or an error")
+
+    def _events(self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str) -> Any:
+        key: Key = request.state.key
+        what = (key.sha256, _digest(request, body))
+        is_retry = request.headers.get(RETRY_COUNT, "0") != "0"
+        return self._questions.events(asked, query_id, what, is_retry=is_retry)
+
+    def _streamed(
+        self,
+        request: Request,
+        body: bytes,
+        asked: GatewayQuestion,
+        query_id: str,
+        stream: ResponseStream | ChatStream,
+        *,
+        end: str = "",
+    ) -> Response:
+        async def events() -> AsyncIterator[dict[str, str]]:
+            for shown in stream.begin():
+                yield _event(shown)
+            try:
+                async with aclosing(self._events(request, body, asked, query_id)) as found:
+                    async for event in found:
+                        for shown in _shown_of(stream, event):
+                            yield _event(shown)
+            except (CarpoolError, RecordError) as error:
+                for shown in stream.fail(str(error)):
+                    yield _event(shown)
+            if end:
+                yield {"data": end}
+
+        return EventSourceResponse(events(), ping=PING_S, send_timeout=SEND_TIMEOUT_S, sep="\n")
+
+
+def passage_address(base_url: str, passage_id: str) -> str:
+    """Returns the address of the text of a passage."""
+    return f"{base_url.rstrip('/')}/passages/{quote(passage_id, safe='')}"
+
+
+def _shown_of(stream: ResponseStream | ChatStream, event: Any) -> Any:
+    if not isinstance(event, Answer):
+        return () if event.step is not None else stream.piece(event)
+    failure = failure_of(event)
+    return stream.end(event) if failure is None else stream.fail(str(failure), event)
+
+
+def _event(shown: Object) -> dict[str, str]:
+    event = {"data": orjson.dumps(shown).decode()}
+    return event | {"event": shown["type"]} if "sequence_number" in shown else event
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is no JSON: {error}") from None
+
+
+def _query_id(request: Request, body: bytes) -> str:
+    """Returns the id of the question: the same for the same idempotency key of an owner."""
+    if (idempotency := request.headers.get(IDEMPOTENCY)) is None:
+        return str(uuid.uuid4())
+    key: Key = request.state.key
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{key.owner}\n{request.url.path}\n{idempotency}"))
+
+
+def _digest(request: Request, body: bytes) -> str:
+    idempotency = request.headers.get(IDEMPOTENCY, "")
+    return digest_of(f"{request.url.path}\n{idempotency}\n{hashlib.sha256(body).hexdigest()}")
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(shown: Object, status: int = 200) -> Response:
+    return Response(orjson.dumps(shown), status, media_type="application/json")
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BadRequest | RecordError)
+    if isinstance(error, BadRequest):
+        param, code = error.param, error.code
+    else:
+        param, code = (error.field or "").removeprefix("$."), error.reason
+    status = 404 if code == "model_not_found" else 400
+    return JSONResponse(error_body(str(error), param=param or None, code=code), status)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    may_pass = isinstance(error, RetryableError)
+    status, retries = 503 if may_pass else 500, may_pass
+    if isinstance(error, NoAnswer):
+        status, retries = error.status, error.retryable
+    body = error_body(str(error), kind="server_error" if status >= 500 else "invalid_request_error")
+    return JSONResponse(body, status, headers={"x-should-retry": str(retries).lower()})
+
+
+def _no_route(request: Request, error: Exception) -> Response:
+    what = f"{request.method} {request.url.path}: there is no such route"
+    return JSONResponse(error_body(what, code="not_found"), getattr(error, "status_code", 404))

@@ -1,0 +1,39 @@
+"""Answers that are none, as HTTP says it."""
+
+from __future__ import annotations
+
+from carpool.errors import CarpoolError
+from schemas.answer import Answer
+
+STATUSES = {
+    "conflict": 409,
+    "cancelled": 409,
+    "expired": 504,
+    "stale": 503,
+    "shed": 503,
+    "llm_refused": 502,
+    "index_damaged": 500,
+    "processing_failed": 500,
+    "workflow_failed": 500,
+    "workflow_changed": 503,
+    "workflow_limit": 500,
+}
+"""By the kind of an error; 400 for the others, which are faults of the question."""
+
+
+class NoAnswer(CarpoolError):
+    """There is no answer. `status`: of HTTP. `retryable`: whether another try may help."""
+
+    def __init__(self, status: int, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.status, self.retryable = status, retryable
+
+
+def failure_of(answer: Answer) -> NoAnswer | None:
+    """Returns why an answer has no text that counts; None: it has."""
+    if answer.status in ("ok", "partial") and (answer.answer is not None or answer.fetched):
+        return None
+    error = answer.error
+    if error is None:
+        return NoAnswer(500, f"the question ended as {answer.status}", retryable=False)
+    return NoAnswer(STATUSES.get(error.type, 400), error.message, retryable=error.retryable)

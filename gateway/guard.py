@@ -1,0 +1,126 @@
+"""What every request passes before a route sees it: host, origin, key, size, number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.keys import Keys
+from gateway.plan.objects import Object
+
+BODY_S = 30.0
+"""Longest time from the head of a request to the end of its body."""
+OPEN_PATHS = ("/healthz", "/readyz")
+
+
+def error_body(
+    message: str, *, kind: str = "invalid_request_error", param: str | None = None, code: str = ""
+) -> Object:
+    """Returns the body of an error, as the SDK reads it."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or None}}
+
+
+class TooLarge(Exception):
+    """The body of a request is larger than it may be, or takes too long."""
+
+
+class Guard:
+    """An ASGI application in front of another one."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        hosts: Sequence[str],
+        *,
+        body_bytes_max: int,
+        requests_max: int,
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._body_bytes_max = body_bytes_max
+        self._requests_max = requests_max
+        self._requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses a request, or passes it on with the key in its state."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        if (refusal := self._refusal(scope)) is not None:
+            await refusal(scope, receive, send)
+            return
+        self._requests += 1
+        try:
+            await self._passed_on(scope, receive, send)
+        finally:
+            self._requests -= 1
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
+        if _name(f"//{headers.get('host', '')}") not in self._hosts:
+            return _error(421, "Host: this gateway has another name (gateway.hosts)")
+        origin = headers.get("origin")
+        if origin is not None and _name(origin) not in self._hosts:
+            return _error(403, "Origin: pages of other sites may not ask this gateway")
+        if self._requests >= self._requests_max:
+            return _error(503, "too many requests at a time; try again", kind="server_error")
+        if scope["path"] in OPEN_PATHS:
+            return None
+        key = self._keys.find(headers.get("authorization", ""))
+        if key is None:
+            return _error(401, "the key is missing or unknown: send `Authorization: Bearer KEY`")
+        scope.setdefault("state", {})["key"] = key
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > self._body_bytes_max:
+            return _error(413, f"the body has {length} bytes, and may have {self._body_bytes_max}")
+        return None
+
+    async def _passed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left, is_begun, is_read = self._body_bytes_max, False, False
+        until_s = asyncio.get_running_loop().time() + BODY_S
+
+        async def received() -> Message:
+            nonlocal left, is_read
+            if is_read:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until_s):
+                    message = await receive()
+            except TimeoutError:
+                raise TooLarge(f"the body did not come within {BODY_S:g} s") from None
+            left -= len(message.get("body", b""))
+            is_read = not message.get("more_body", False)
+            if left < 0:
+                raise TooLarge(f"the body has more than {self._body_bytes_max} bytes")
+            return message
+
+        async def sent(message: Message) -> None:
+            nonlocal is_begun
+            is_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, received, sent)
+        except TooLarge as error:
+            if not is_begun:
+                await _error(413, str(error))(scope, receive, send)
+
+
+def _name(address: str) -> str:
+    """Returns the host name of an address; "" where there is none."""
+    try:
+        return (urlsplit(address).hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _error(status: int, message: str, *, kind: str = "invalid_request_error") -> JSONResponse:
+    return JSONResponse(error_body(message, kind=kind), status)

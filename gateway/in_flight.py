@@ -1,0 +1,118 @@
+"""Questions in flight: each lives a little longer than its client, for a retry of it.
+
+An SDK that gives up waiting asks again, and has no word for "the same". So a question whose client
+is gone waits three seconds for an equal request of the same key; then it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, TypeAlias
+
+from gateway.plan.questions import GatewayQuestion
+from producers import Client
+from schemas.answer import Answer, PartialAnswer
+
+RETRY_S = 3.0
+Event: TypeAlias = PartialAnswer | Answer | Exception
+Request: TypeAlias = tuple[str, str]
+"""The digest of a key, and that of path and body."""
+
+
+class _Question:
+    """A question that is asked, and what came of it so far."""
+
+    def __init__(self, client: Client, asked: GatewayQuestion, query_id: str) -> None:
+        self.query_id = query_id
+        self.readers, self.is_read = 0, False
+        self._events = list[Event]()
+        self._grew = asyncio.Event()
+        self.task = asyncio.create_task(self._ask(client, asked))
+
+    async def _ask(self, client: Client, asked: GatewayQuestion) -> None:
+        args: dict[str, Any] = {**asked.args, "query_id": self.query_id}
+        try:
+            if not asked.is_stream:
+                self._add(await client.ask(asked.text, **args))
+                return
+            async for event in client.ask_stream(asked.text, **args):
+                self._add(event)
+        except Exception as error:  # each of its readers raises it
+            self._add(error)
+
+    def _add(self, event: Event) -> None:
+        self._events.append(event)
+        self._grew.set()
+        self._grew = asyncio.Event()
+
+    async def read(self) -> AsyncIterator[PartialAnswer | Answer]:
+        """Yields all events from the first one, up to the answer. Raises what asking raised."""
+        at = 0
+        while True:
+            while at < len(self._events):
+                event = self._events[at]
+                at += 1
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+                if isinstance(event, Answer):
+                    return
+            await self._grew.wait()
+
+
+class QuestionsInFlight:
+    """For one event loop. `repeated`: requests that took over a question of an earlier one."""
+
+    def __init__(self, client: Client, retry_s: float = RETRY_S) -> None:
+        self._client = client
+        self._retry_s = retry_s
+        self._newest: dict[Request, _Question] = {}
+        self._all: set[_Question] = set()
+        self.repeated = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    async def events(
+        self, asked: GatewayQuestion, query_id: str, request: Request, *, is_retry: bool
+    ) -> AsyncGenerator[PartialAnswer | Answer, None]:
+        """Asks, or goes on with an equal question whose client is gone; yields pieces and answer.
+
+        `is_retry`: the client says so, so its earlier connection is given up. Raises as
+        `Client.ask`.
+        """
+        question = self._newest.get(request)
+        if question is None or (question.readers and not is_retry):
+            question = self._newest[request] = _Question(self._client, asked, query_id)
+            self._all.add(question)
+        else:
+            self.repeated += 1
+        question.readers += 1
+        try:
+            async for event in question.read():
+                question.is_read |= isinstance(event, Answer)
+                yield event
+        except Exception:
+            question.is_read = True
+            raise
+        finally:
+            question.readers -= 1
+            wait_s = 0.0 if question.is_read else self._retry_s
+            asyncio.get_running_loop().call_later(wait_s, self._end, request, question)
+
+    def _end(self, request: Request, question: _Question) -> None:
+        """Forgets a question without a reader; withdraws it, if it has no answer."""
+        if question.readers:
+            return
+        if self._newest.get(request) is question:
+            del self._newest[request]
+        self._all.discard(question)
+        question.task.cancel()
+
+    async def close(self) -> None:
+        """Withdraws all questions."""
+        tasks = [question.task for question in self._all]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,91 @@
+"""Keys: who may come in. A file has the digest of each, never the key."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from hmac import compare_digest
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from carpool.errors import ConfigError
+
+PREFIX = "cpk-"
+LOCAL_OWNER = "local"
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of the file. `owner`: whose answers, batches and files it may read."""
+
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    owner: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    role: Literal["ask", "operator"] = "ask"
+
+
+def new_key() -> str:
+    """Returns a key of 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def key_of(text: str, owner: str, role: Literal["ask", "operator"] = "ask") -> Key:
+    """Returns the line of a key."""
+    return Key(sha256=digest_of(text), owner=owner, role=role)
+
+
+def digest_of(text: str) -> str:
+    """Returns the SHA-256 of a key, hexadecimal."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+class Keys:
+    """The keys of a gateway."""
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self._keys: Sequence[Key] = tuple(keys)
+
+    def find(self, authorization: str) -> Key | None:
+        """Returns the key of a header `Authorization: Bearer KEY`. Its time tells nothing."""
+        kind, _, text = authorization.partition(" ")
+        given, found = digest_of(text.strip()), None
+        for key in self._keys:
+            if compare_digest(key.sha256, given) and kind.lower() == "bearer":
+                found = key
+        return found
+
+
+def read_keys(path: Path) -> Keys:
+    """Reads the file of keys. Raises `ConfigError` that names file and line."""
+    keys = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the keys in {path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            keys.append(msgspec.json.decode(line, type=Key))
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{path}, line {number}: no key: {error}") from None
+    if not keys:
+        raise ConfigError(f"{path} has no keys: `carpool gateway-key` prints one")
+    return Keys(keys)
+
+
+def local_key(path: Path) -> str:
+    """Returns the key of this machine, made at the first start; only its user can read the file."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        text = new_key()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "w", encoding="ascii") as out:
+            out.write(text + "\n")
+        return text
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the key in {path} cannot be read: {error}") from error

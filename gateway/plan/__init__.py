@@ -1,0 +1,1 @@
+"""Translates between OpenAI's shapes and records. Pure."""

@@ -1,0 +1,71 @@
+"""The section `gateway`."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Annotated
+
+from msgspec import Meta
+
+from carpool.settings import Settings
+
+
+class GatewaySettings(Settings, frozen=True, kw_only=True):
+    """Where the gateway listens, who may come in, and what a request may take."""
+
+    host: Annotated[
+        str,
+        Meta(min_length=1, description="Address to listen at; another than loopback needs keys."),
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="Port; 0: a free one.")] = 8600
+    keys_file: Annotated[
+        str,
+        Meta(description="Keys that may come in, a line of JSON each (`carpool gateway-key`)."),
+    ] = ""
+    tls_cert: Annotated[str, Meta(description="Certificate chain, PEM; with gateway.tls_key.")] = ""
+    tls_key: Annotated[str, Meta(description="Private key of the certificate, PEM.")] = ""
+    behind_proxy: Annotated[
+        bool, Meta(description="A proxy in front of it has TLS, so it may listen without.")
+    ] = False
+    public_url: Annotated[
+        str,
+        Meta(
+            description="Address of it that clients know, in links to passages. Default: where it "
+            "listens."
+        ),
+    ] = ""
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="Host names of requests, in addition to the address that it listens at."),
+    ] = ()
+    body_bytes_max: Annotated[
+        int, Meta(ge=1_024, le=1 << 30, description="Largest body of a request, bytes.")
+    ] = 4 << 20
+    connections_max: Annotated[
+        int, Meta(ge=1, le=1 << 20, description="Connections at a time; one more gets a 503.")
+    ] = 2_000
+
+    def check(self) -> list[str]:
+        problems = []
+        if bool(self.tls_cert) != bool(self.tls_key):
+            problems.append("gateway.tls_cert and gateway.tls_key come together")
+        if not is_loopback(self.host) and not self.keys_file:
+            problems.append(
+                f"gateway.host {self.host} is reached from elsewhere: set gateway.keys_file"
+            )
+        if not (is_loopback(self.host) or self.tls_cert or self.behind_proxy):
+            problems.append(
+                f"gateway.host {self.host} is reached from elsewhere: set gateway.tls_cert and "
+                "gateway.tls_key, or gateway.behind_proxy=true where a proxy in front has TLS"
+            )
+        return problems
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether an address is reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
