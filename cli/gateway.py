@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -15,13 +14,14 @@ from cli.options import ClientArgs, spread
 from cli.settings import GatewaySide, load_client_side
 from producers import Client
 
-KEY_FILE = Path(".carpool/gateway.key")
-
 
 @spread
 def gateway(
     host: Annotated[str | None, typer.Option(help="Address to listen at.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0: a free one.")] = None,
+    tell: Annotated[
+        bool, typer.Option("--tell/--no-tell", help="Print address and key at the start.")
+    ] = True,
     *,
     sources: ClientArgs,
 ) -> None:
@@ -50,8 +50,7 @@ def gateway(
         settings.client,
         settings.log,
         workflows=tuple(sorted({program.name for program in programs})),
-        key_file=KEY_FILE,
-        tell=print_plain,
+        tell=print_plain if tell else None,
     )
 
 
@@ -68,10 +67,9 @@ def mcp(*, sources: ClientArgs) -> None:
     import carpool
     from gateway.agents import run_stdio
     from gateway.app import passage_address
-    from gateway.service import base_url_of
 
     settings = load_client_side(sources.given(kafka={}), GatewaySide)
-    base_url = base_url_of(settings.gateway, settings.gateway.port)
+    base_url = settings.gateway.base_url(settings.gateway.port)
     client = Client(kafka=settings.kafka, settings=settings.client)
     asyncio.run(run_stdio(client, partial(passage_address, base_url), carpool.__version__))
 

@@ -25,7 +25,15 @@ from cli.answers import ANSWERED, answer_text, has_evidence, timing_table
 from cli.console import output, people
 from cli.runfile import Run, RunFile
 from cli.settings import CarpoolSettings, UpSettings
-from cli.stack import STOP_ORDER, StackPlan, broker_spec, reserve, service_specs, vllm_spec
+from cli.stack import (
+    STOP_ORDER,
+    StackPlan,
+    broker_spec,
+    gateway_spec,
+    reserve,
+    service_specs,
+    vllm_spec,
+)
 from cli.supervise import Interrupted, Part, Supervisor
 from producers import Client
 from producers.corpus.log import corpus_state
@@ -70,7 +78,7 @@ def run_everything(
             run_file.write(run)
             _start(supervisor, settings, plan, passed, console)
             run_file.write(msgspec.structs.replace(run, is_ready=True))
-            tell_ready(plan, settings.up, console)
+            tell_ready(plan, settings, console)
             if questions:
                 _ask(supervisor, settings, plan, questions)
             if stays:
@@ -117,13 +125,15 @@ def _start(
     if plan.shares_gpu:
         # vLLM takes for its own what others allocate on the GPU while it starts.
         supervisor.wait_ready(show)
-    for spec in service_specs(plan, settings, passed):
+    for spec in (*service_specs(plan, settings, passed), gateway_spec(plan, settings, passed)):
         supervisor.start(spec)
     supervisor.wait_ready(show)
 
 
-def tell_ready(plan: StackPlan, settings: UpSettings, console: Console) -> None:
+def tell_ready(plan: StackPlan, settings: CarpoolSettings, console: Console) -> None:
     """Prints what to know of this plan, and how to ask."""
+    from gateway.keys import environment_line
+
     if plan.broker_port is not None:
         console.print(LIMITS, style="dim")
     if plan.passages_max is not None:
@@ -133,9 +143,11 @@ def tell_ready(plan: StackPlan, settings: UpSettings, console: Console) -> None:
             "generator.passages_max sets another number"
         )
     console.print(
-        f"Everything is ready. Logs: {settings.state_dir}. Ask, in another shell:  "
-        f"{ask_command(settings)}"
+        f"Everything is ready. Logs: {settings.up.state_dir}. Ask, in another shell:  "
+        f"{ask_command(settings.up)}"
     )
+    line = environment_line(settings.gateway, plan.gateway_port)
+    console.print(f"Or by OpenAI's SDK:  {line}", soft_wrap=True)
     console.print("Put documents, which are found a moment later:  carpool corpus put FOLDER")
 
 

@@ -35,14 +35,16 @@ from cli.http import get, probe_port, probe_service, probe_vllm
 from cli.services import INPUTS
 from cli.settings import CarpoolSettings, UpSettings
 from cli.supervise import ChildSpec
+from gateway.settings import GatewaySettings
 
 LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"
 HTTP_PORT = "the pages of the services (up.http_port)"
 _LLM = environment_name("llm", "")
-BROKER, VLLM = "broker", "vLLM"
+BROKER, VLLM, GATEWAY = "broker", "vLLM", "gateway"
 SERVICES = tuple(INPUTS)
-STOP_ORDER = (*SERVICES, VLLM, BROKER)
+PYTHON = (sys.executable, "-P", "-m", "carpool")
+STOP_ORDER = (GATEWAY, *SERVICES, VLLM, BROKER)
 """The order of the work, so that each finishes what those before it wrote."""
 
 
@@ -58,6 +60,7 @@ class StackPlan:
     broker_port: int | None
     ports: dict[str, int]
     vllm_port: int | None
+    gateway_port: int
     llm_url: str
     llm_model: str
     passages_max: int | None = None
@@ -139,6 +142,9 @@ def make_plan(
         broker_port=broker_port,
         ports=ports,
         vllm_port=vllm_port,
+        gateway_port=choose_port(
+            settings.gateway.port, GatewaySettings().port, "the gateway (gateway.port)"
+        ),
         llm_url=llm_url
         or (f"http://{LOOPBACK}:{vllm_port}/v1" if vllm_port else settings.llm.base_url),
         llm_model=model_name(settings.vllm) if vllm_port else settings.llm.model,
@@ -196,11 +202,10 @@ def service_specs(
     if plan.passages_max is not None:
         own.append(f"generator.passages_max={plan.passages_max}")
     arguments = [*_without_llm_server(passed), *(part for text in own for part in ("--set", text))]
-    python = (sys.executable, "-P", "-m", "carpool")
     return [
         ChildSpec(
             name=name,
-            command=[*python, name, *arguments, "--port", str(plan.ports[name])],
+            command=[*PYTHON, name, *arguments, "--port", str(plan.ports[name])],
             environ=_environment(plan, name),
             log_file=Path(settings.up.state_dir) / f"{name}.log",
             probe=partial(probe_service, address),
@@ -208,6 +213,20 @@ def service_specs(
         )
         for name, address in plan.http.items()
     ]
+
+
+def gateway_spec(plan: StackPlan, settings: CarpoolSettings, passed: Sequence[str]) -> ChildSpec:
+    """Returns the gateway. It does not print its key: what it prints is logged."""
+    own = ["--bootstrap", plan.bootstrap, "--port", str(plan.gateway_port), "--no-tell"]
+    address = f"{LOOPBACK}:{plan.gateway_port}"
+    return ChildSpec(
+        name=GATEWAY,
+        command=[*PYTHON, GATEWAY, *_without_llm_server(passed), *own],
+        environ=_environment(plan, GATEWAY),
+        log_file=Path(settings.up.state_dir) / f"{GATEWAY}.log",
+        probe=partial(probe_port, address),
+        address=address,
+    )
 
 
 def _environment(plan: StackPlan, service: str) -> dict[str, str]:

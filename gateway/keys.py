@@ -13,8 +13,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from carpool.errors import ConfigError
+from gateway.settings import GatewaySettings
 
 PREFIX = "cpk-"
+KEY_FILE = Path(".carpool/gateway.key")
+"""Of the key of this machine."""
 LOCAL_OWNER = "local"
 
 
@@ -74,6 +77,12 @@ def read_keys(path: Path) -> Keys:
     if not keys:
         raise ConfigError(f"{path} has no keys: `carpool gateway-key` prints one")
     return Keys(keys)
+
+
+def environment_line(settings: GatewaySettings, port: int) -> str:
+    """Returns the variables that the SDK reads; the key only if it is that of this machine."""
+    key = "" if settings.keys_file else f" OPENAI_API_KEY={local_key(KEY_FILE)}"
+    return f"OPENAI_BASE_URL={settings.base_url(port)}/v1{key}"
 
 
 def local_key(path: Path) -> str:

@@ -17,7 +17,15 @@ from carpool.telemetry.logs import configure_logs
 from carpool.telemetry.settings import LogSettings
 from gateway.app import Gateway
 from gateway.guard import Guard
-from gateway.keys import LOCAL_OWNER, Keys, key_of, local_key, read_keys
+from gateway.keys import (
+    KEY_FILE,
+    LOCAL_OWNER,
+    Keys,
+    environment_line,
+    key_of,
+    local_key,
+    read_keys,
+)
 from gateway.settings import GatewaySettings, is_loopback
 from producers import Client
 from producers.settings import ClientSettings
@@ -39,20 +47,20 @@ def run_gateway(
     logs: LogSettings,
     *,
     workflows: tuple[str, ...],
-    key_file: Path,
-    tell: Callable[[str], None],
+    tell: Callable[[str], None] | None,
 ) -> None:
     """Serves until SIGTERM or SIGINT. Blocks. Raises `ConfigError`.
 
-    `workflows`: names of programs that a model may name. `key_file`: of the key of this machine,
-    where the settings name no keys; `tell` says it.
+    `workflows`: names of programs that a model may name. `tell` prints address and key.
     """
     configure_logs(service="gateway", level=logs.level)
     server = _listening(settings)
     port = server.getsockname()[1]
-    base_url = base_url_of(settings, port)
-    own = None if settings.keys_file else local_key(key_file)
-    keys = read_keys(Path(settings.keys_file)) if own is None else Keys([key_of(own, LOCAL_OWNER)])
+    base_url = settings.base_url(port)
+    if settings.keys_file:
+        keys = read_keys(Path(settings.keys_file))
+    else:
+        keys = Keys([key_of(local_key(KEY_FILE), LOCAL_OWNER)])
     gateway = Gateway(Client(kafka=kafka, settings=client), workflows, base_url, lambda: ())
     local = LOCAL_NAMES if is_loopback(settings.host) else (settings.host,)
     app = Guard(
@@ -77,16 +85,9 @@ def run_gateway(
         ssl_keyfile=settings.tls_key or None,
     )
     log.info("listening", address=base_url, bootstrap=kafka.bootstrap, prefix=kafka.prefix)
-    if own is not None:
-        tell(f"OPENAI_BASE_URL={base_url}/v1 OPENAI_API_KEY={own}")
+    if tell is not None:
+        tell(environment_line(settings, port))
     GatewayServer(config).run(sockets=[server])
-
-
-def base_url_of(settings: GatewaySettings, port: int) -> str:
-    """Returns the address that clients know."""
-    scheme = "https" if settings.tls_cert else "http"
-    name = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return settings.public_url or f"{scheme}://{name}:{port}"
 
 
 class GatewayServer(uvicorn.Server):

@@ -45,6 +45,12 @@ class GatewaySettings(Settings, frozen=True, kw_only=True):
         int, Meta(ge=1, le=1 << 20, description="Connections at a time; one more gets a 503.")
     ] = 2_000
 
+    def base_url(self, port: int) -> str:
+        """Returns the address that clients know; `port`: where it listens."""
+        scheme = "https" if self.tls_cert else "http"
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return self.public_url.rstrip("/") or f"{scheme}://{name}:{port}"
+
     def check(self) -> list[str]:
         problems = []
         if bool(self.tls_cert) != bool(self.tls_key):

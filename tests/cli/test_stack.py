@@ -39,6 +39,7 @@ from cli.stack import (
     StackPlan,
     broker_spec,
     choose_port,
+    gateway_spec,
     make_plan,
     service_specs,
     vllm_spec,
@@ -57,6 +58,7 @@ PLAN = StackPlan(
     broker_port=9092,
     ports={"grouper": 1, "searcher": 2, "generator": 3, "indexer": 4},
     vllm_port=8000,
+    gateway_port=8600,
     llm_url=URL,
     llm_model="model",
     kv_events="ipc:///run/kv-events",
@@ -168,6 +170,7 @@ def test_a_folder_without_a_model_is_refused_with_what_to_do(tmp_path: Path) -> 
 def test_a_model_of_small_weights_gets_one_passage_unless_a_number_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     vllm = VllmSettings(model_dir=str(tmp_path))
     assert passages_for(vllm) is None
     for size_bytes, passages in ((1_000, 1), (SMALL_MODEL_BYTES, None)):
@@ -181,7 +184,7 @@ def test_a_model_of_small_weights_gets_one_passage_unless_a_number_is_set(
     assert not chosen.is_default("generator", "passages_max")
     for plan, is_one in ((replace(PLAN, passages_max=1), True), (PLAN, False)):
         assert ("generator.passages_max=1" in command_of("generator", plan)) is is_one
-        tell_ready(plan, settings_of().up, people())
+        tell_ready(plan, settings_of(), people())
         said = "model is a small model and mixes passages up, so a prompt has 1 passage"
         assert (said in capsys.readouterr().err) is is_one
 
@@ -234,7 +237,8 @@ def test_the_key_and_the_url_reach_the_generator_alone(monkeypatch: pytest.Monke
         assignments=[f"llm.base_url={URL}", "llm.model=other", "grouper.nprobe=3"]
     ).passed_on()
     services = service_specs(PLAN, settings, passed)
-    specs = [*services, broker_spec(PLAN, settings.up), vllm_spec(PLAN, settings)]
+    others = (broker_spec(PLAN, settings.up), vllm_spec(PLAN, settings))
+    specs = [*services, *others, gateway_spec(PLAN, settings, passed)]
     knowing = {spec.name for spec in specs if "sesame" in str(dict(spec.environ))}
     assert knowing == {"generator"}
     assert not [spec.name for spec in specs if "sesame" in str(spec.command)]
