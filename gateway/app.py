@@ -79,6 +79,7 @@ class Gateway:
             BadRequest: _refused,
             RecordError: _refused,
             CarpoolError: _failed,
+            Exception: _defect,
         }
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
 
@@ -270,6 +271,11 @@ def _failed(request: Request, error: Exception) -> Response:
         status, retries = error.status, error.retryable
     body = error_body(str(error), kind="server_error" if status >= 500 else "invalid_request_error")
     return JSONResponse(body, status, headers={"x-should-retry": str(retries).lower()})
+
+
+def _defect(request: Request, error: Exception) -> Response:
+    """The server logs the error itself."""
+    return JSONResponse(error_body("a fault of the gateway", kind="server_error"), 500)
 
 
 def _no_route(request: Request, error: Exception) -> Response:

@@ -175,7 +175,7 @@ def chat_usage(answer: Answer) -> Object:
 def record_of(answer: Answer) -> Object:
     """Returns our whole record, without texts that the object has."""
     lean = msgspec.structs.replace(answer, answer=None, passages=())
-    found: Object = msgspec.to_builtins(lean)
+    found: Object = msgspec.to_builtins(lean, str_keys=True)
     return found
 
 

@@ -22,6 +22,7 @@ from schemas.answer import (
     TextSpan,
     Usage,
 )
+from schemas.document import Corpus
 from schemas.query import Query
 from schemas.record import Record, Source
 from schemas.topics import CANCELS
@@ -49,6 +50,7 @@ def whole(query: Query, source: Source) -> Answer:
         usage=Usage(input_tokens=90, output_tokens=12, cached_tokens=64),
         passages=(found,) if query.passages else (),
         model="smollm",
+        corpus=Corpus(base="b", position={0: 7}),
     )
 
 
@@ -126,6 +128,7 @@ def test_a_response_has_text_links_files_passages_and_our_record(
     assert made.usage is not None and made.usage.total_tokens == 102
     assert made.metadata == {"a": "b"} and made.instructions == "Be brief."
     assert made.model_extra is not None and made.model_extra["carpool"]["model"] == "smollm"
+    assert made.model_extra["carpool"]["corpus"]["position"] == {"0": 7}
 
 
 def test_a_chat_has_text_links_and_tokens(sdk: openai.OpenAI, responder: Responder) -> None:
