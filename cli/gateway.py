@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
@@ -75,23 +75,25 @@ def mcp(*, sources: ClientArgs) -> None:
 
 
 def gateway_key(
-    owner: Annotated[str, typer.Argument(help="Whose answers, batches and files it may read.")],
-    role: Annotated[str, typer.Option(help="ask or operator.")] = "ask",
+    owner: Annotated[str, typer.Argument(help="Whose questions they are.")],
+    per_minute: Annotated[int, typer.Option(min=0, help="Requests a minute; 0: no limit.")] = 0,
+    cost_a_day: Annotated[
+        float,
+        typer.Option(min=0, help="What its answers may cost a day, by client.price_in and _out."),
+    ] = 0.0,
 ) -> None:
     """Make a key for the gateway: prints the line of gateway.keys_file, and the key.
 
     The line, on standard output, has the digest of the key only. The key is shown once, on standard
-    error.
+    error. Each gateway counts the limits for itself, from its start on.
 
     \b
     Example:
-      carpool gateway-key team-a >> keys.jsonl
+      carpool gateway-key team-a --per-minute 600 > keys.jsonl
     """
     from gateway.keys import key_of, new_key
 
-    roles: dict[str, Literal["ask", "operator"]] = {"ask": "ask", "operator": "operator"}
-    if role not in roles:
-        raise typer.BadParameter(f"{role!r} is neither ask nor operator", param_hint="--role")
     text = new_key()
     people().print(f"the key of {owner}, which is not stored: {text}", soft_wrap=True)
-    print_plain(msgspec.json.encode(key_of(text, owner, roles[role])).decode())
+    line = key_of(text, owner, per_minute=per_minute, cost_a_day=cost_a_day)
+    print_plain(msgspec.json.encode(line).decode())

@@ -7,7 +7,8 @@ of text, which is JSON. A search asks no model.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import mcp.types as types
 import orjson
@@ -18,9 +19,11 @@ from carpool.errors import CarpoolError, RecordError
 from gateway.failures import failure_of
 from gateway.plan.objects import AddressOf, Object, address
 from producers import Client
+from schemas.answer import Answer
 from schemas.query import TOP_K_MAX, Generation
 
-Call = Callable[[str, Mapping[str, Any]], Awaitable[Object]]
+Ask: TypeAlias = Callable[..., Awaitable[Answer]]
+"""Asks as `Client.ask`, for the HTTP request of a call, which comes first; None: on stdio."""
 
 TOP_K: Object = {
     "type": "integer",
@@ -61,7 +64,7 @@ TOOLS = (
 )
 
 
-def agent_server(client: Client, address_of: AddressOf, version: str) -> Server[Any]:
+def agent_server(ask: Ask, address_of: AddressOf, version: str) -> Server[Any]:
     """Returns the MCP server."""
     calls = {"search": _search, "fetch": _fetch, "ask": _ask}
 
@@ -73,7 +76,7 @@ def agent_server(client: Client, address_of: AddressOf, version: str) -> Server[
         if (call := calls.get(params.name)) is None:
             return _said(f"there is no tool {params.name!r}", is_error=True)
         try:
-            found = await call(client, address_of, given)
+            found = await call(partial(ask, context.request), address_of, given)
         except KeyError as error:
             return _said(f"the argument {error.args[0]!r} is missing", is_error=True)
         except (CarpoolError, RecordError, TypeError) as error:
@@ -91,13 +94,17 @@ def agent_server(client: Client, address_of: AddressOf, version: str) -> Server[
 
 async def run_stdio(client: Client, address_of: AddressOf, version: str) -> None:
     """Serves one agent on standard input and output, until the input ends."""
-    server = agent_server(client, address_of, version)
+
+    async def ask(request: None, text: str | None = None, **args: Any) -> Answer:
+        return await client.ask(text, **args)
+
+    server = agent_server(ask, address_of, version)
     async with client, stdio_server() as (reads, writes):
         await server.run(reads, writes, server.create_initialization_options())
 
 
-async def _search(client: Client, address_of: AddressOf, given: Mapping[str, Any]) -> Object:
-    answer = await client.ask(
+async def _search(ask: Ask, address_of: AddressOf, given: Mapping[str, Any]) -> Object:
+    answer = await ask(
         given["query"],
         top_k=given.get("top_k"),
         passages=True,
@@ -116,9 +123,9 @@ async def _search(client: Client, address_of: AddressOf, given: Mapping[str, Any
     return {"results": shown}
 
 
-async def _fetch(client: Client, address_of: AddressOf, given: Mapping[str, Any]) -> Object:
+async def _fetch(ask: Ask, address_of: AddressOf, given: Mapping[str, Any]) -> Object:
     name = given["id"]
-    answer = await client.ask(fetch=[name])
+    answer = await ask(fetch=[name])
     if failure := failure_of(answer):
         raise failure
     found = answer.fetched[0] if answer.fetched else None
@@ -134,8 +141,8 @@ async def _fetch(client: Client, address_of: AddressOf, given: Mapping[str, Any]
     }
 
 
-async def _ask(client: Client, address_of: AddressOf, given: Mapping[str, Any]) -> Object:
-    answer = await client.ask(given["question"], top_k=given.get("top_k"))
+async def _ask(ask: Ask, address_of: AddressOf, given: Mapping[str, Any]) -> Object:
+    answer = await ask(given["question"], top_k=given.get("top_k"))
     if failure := failure_of(answer):
         raise failure
     sources = {

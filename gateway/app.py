@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -27,12 +28,13 @@ from gateway.failures import NoAnswer, failure_of
 from gateway.guard import error_body
 from gateway.in_flight import QuestionsInFlight
 from gateway.keys import Key, digest_of
+from gateway.limits import Limits
 from gateway.plan.fields import BadRequest
 from gateway.plan.objects import Object, chat_object, output_items, response_object, status_of
 from gateway.plan.questions import MODEL, GatewayQuestion, of_chat, of_response
 from gateway.plan.streams import ChatStream, ResponseStream
 from producers import Client
-from schemas.answer import Answer
+from schemas.answer import Answer, PartialAnswer
 
 IDEMPOTENCY = "idempotency-key"
 RETRY_COUNT = "x-stainless-retry-count"
@@ -50,15 +52,15 @@ class Gateway:
         client: Client,
         workflows: Sequence[str],
         base_url: str,
-        not_ready: Callable[[], Sequence[str]],
+        limits: Limits,
     ) -> None:
         self._client = client
         self._questions = QuestionsInFlight(client)
         self._address_of = partial(passage_address, base_url)
-        self._not_ready = not_ready
+        self._limits = limits
         self.models = (MODEL, *(f"{MODEL}/{name}" for name in workflows))
         self._started_s = int(time.time())
-        server = agent_server(client, self._address_of, carpool.__version__)
+        server = agent_server(self._ask, self._address_of, carpool.__version__)
         self._agents = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
 
     def app(self) -> Starlette:
@@ -95,7 +97,7 @@ class Gateway:
         return JSONResponse({"status": "ok"})
 
     async def _readyz(self, request: Request) -> Response:
-        missing = list(self._not_ready())
+        missing = [trouble] if (trouble := self._client.trouble) else []
         return JSONResponse({"missing": missing, "notes": []}, 503 if missing else 200)
 
     async def _models(self, request: Request) -> Response:
@@ -143,11 +145,18 @@ class Gateway:
 
     async def _passage(self, request: Request) -> Response:
         """The text of a passage: what a link of a citation shows."""
-        answer = await self._client.ask(fetch=[request.path_params["name"]])
+        answer = await self._ask(request, fetch=[request.path_params["name"]])
         if failure := failure_of(answer):
             raise failure
         texts = [each.text for found in answer.fetched for each in found.passages]
         return PlainTextResponse("\n\n".join(texts), 200 if texts else 404)
+
+    async def _ask(self, request: Request, text: str | None = None, **args: Any) -> Answer:
+        """Asks for the key of a request."""
+        key: Key = request.state.key
+        answer = await self._client.ask(text, tenant=key.owner, **args)
+        self._limits.spent(key, answer, time.time())
+        return answer
 
     async def _answer(
         self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str
@@ -175,11 +184,19 @@ class Gateway:
                     return event
         raise AssertionError("a question ends with an answer or an error")
 
-    def _events(self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str) -> Any:
+    async def _events(
+        self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str
+    ) -> AsyncGenerator[PartialAnswer | Answer, None]:
         key: Key = request.state.key
+        asked = replace(asked, args={**asked.args, "tenant": key.owner})
         what = (key.sha256, _digest(request, body))
         is_retry = request.headers.get(RETRY_COUNT, "0") != "0"
-        return self._questions.events(asked, query_id, what, is_retry=is_retry)
+        found = self._questions.events(asked, query_id, what, is_retry=is_retry)
+        async with aclosing(found) as events:
+            async for event in events:
+                if isinstance(event, Answer):
+                    self._limits.spent(key, event, time.time())
+                yield event
 
     def _streamed(
         self,

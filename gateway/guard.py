@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -11,6 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.keys import Keys
+from gateway.limits import Limits
 from gateway.plan.objects import Object
 
 BODY_S = 30.0
@@ -37,12 +39,14 @@ class Guard:
         app: ASGIApp,
         keys: Keys,
         hosts: Sequence[str],
+        limits: Limits,
         *,
         body_bytes_max: int,
         requests_max: int,
     ) -> None:
         self._app = app
         self._keys = keys
+        self._limits = limits
         self._hosts = frozenset(host.lower() for host in hosts)
         self._body_bytes_max = body_bytes_max
         self._requests_max = requests_max
@@ -78,6 +82,9 @@ class Guard:
         if key is None:
             return _error(401, "the key is missing or unknown: send `Authorization: Bearer KEY`")
         scope.setdefault("state", {})["key"] = key
+        if (over := self._limits.refusal(key, time.time())) is not None:
+            why, wait_s = over
+            return _error(429, why, kind="rate_limit_error", headers={"retry-after": str(wait_s)})
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._body_bytes_max:
             return _error(413, f"the body has {length} bytes, and may have {self._body_bytes_max}")
@@ -122,5 +129,11 @@ def _name(address: str) -> str:
         return ""
 
 
-def _error(status: int, message: str, *, kind: str = "invalid_request_error") -> JSONResponse:
-    return JSONResponse(error_body(message, kind=kind), status)
+def _error(
+    status: int,
+    message: str,
+    *,
+    kind: str = "invalid_request_error",
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    return JSONResponse(error_body(message, kind=kind), status, headers)

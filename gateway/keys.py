@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from hmac import compare_digest
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,11 +22,17 @@ LOCAL_OWNER = "local"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of the file. `owner`: whose answers, batches and files it may read."""
+    """A line of the file. `owner`: whose questions they are; no answer of another one is reused.
+
+    `per_minute`: requests that it may send. `cost_a_day`: what the tokens of its answers may cost,
+    in the currency of `client.price_in`, until midnight UTC. 0: no limit. Each gateway counts for
+    itself, from its start on.
+    """
 
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     owner: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-    role: Literal["ask", "operator"] = "ask"
+    per_minute: Annotated[int, msgspec.Meta(ge=0)] = 0
+    cost_a_day: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 def new_key() -> str:
@@ -34,9 +40,9 @@ def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def key_of(text: str, owner: str, role: Literal["ask", "operator"] = "ask") -> Key:
+def key_of(text: str, owner: str, **limits: Any) -> Key:
     """Returns the line of a key."""
-    return Key(sha256=digest_of(text), owner=owner, role=role)
+    return Key(sha256=digest_of(text), owner=owner, **limits)
 
 
 def digest_of(text: str) -> str:

@@ -26,6 +26,7 @@ from gateway.keys import (
     local_key,
     read_keys,
 )
+from gateway.limits import Limits
 from gateway.settings import GatewaySettings, is_loopback
 from producers import Client
 from producers.settings import ClientSettings
@@ -61,12 +62,14 @@ def run_gateway(
         keys = read_keys(Path(settings.keys_file))
     else:
         keys = Keys([key_of(local_key(KEY_FILE), LOCAL_OWNER)])
-    gateway = Gateway(Client(kafka=kafka, settings=client), workflows, base_url, lambda: ())
+    limits = Limits(client)
+    gateway = Gateway(Client(kafka=kafka, settings=client), workflows, base_url, limits)
     local = LOCAL_NAMES if is_loopback(settings.host) else (settings.host,)
     app = Guard(
         gateway.app(),
         keys,
         (*local, *settings.hosts),
+        limits,
         body_bytes_max=settings.body_bytes_max,
         requests_max=settings.connections_max,
     )

@@ -135,6 +135,11 @@ class Client(DocumentCalls):
         if reader is not None:
             await asyncio.to_thread(reader.close)
 
+    @property
+    def trouble(self) -> str:
+        """Why answers cannot be read now, in words; "" while they can."""
+        return self._opened(self._reader).trouble.strip()
+
     async def publish(
         self,
         text: str | None = None,
