@@ -48,6 +48,7 @@ def gateway(
         settings.gateway,
         settings.kafka,
         settings.client,
+        settings.http,
         settings.log,
         workflows=tuple(sorted({program.name for program in programs})),
         tell=print_plain if tell else None,

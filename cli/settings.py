@@ -112,6 +112,7 @@ class BatchSide(ClientSide, frozen=True, kw_only=True):
 class GatewaySide(ClientSide, frozen=True, kw_only=True):
     """The same, with the sections of the gateway."""
 
+    http: HttpSettings
     log: LogSettings
     workflow: WorkflowSettings
     gateway: GatewaySettings

@@ -218,6 +218,7 @@ def service_specs(
 def gateway_spec(plan: StackPlan, settings: CarpoolSettings, passed: Sequence[str]) -> ChildSpec:
     """Returns the gateway. It does not print its key: what it prints is logged."""
     own = ["--bootstrap", plan.bootstrap, "--port", str(plan.gateway_port), "--no-tell"]
+    own += ["--set", "http.port=0", "--set", f"http.host={LOOPBACK}"]
     address = f"{LOOPBACK}:{plan.gateway_port}"
     return ChildSpec(
         name=GATEWAY,

@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 import carpool
 from carpool.errors import CarpoolError, RecordError, RetryableError
+from carpool.telemetry.gateway_metrics import GatewayMetrics
 from gateway.agents import agent_server
 from gateway.failures import NoAnswer, failure_of
 from gateway.guard import error_body
@@ -42,6 +43,7 @@ RETRY_COUNT = "x-stainless-retry-count"
 SEND_TIMEOUT_S = 30.0
 """How long a reader of a stream may take no event."""
 PING_S = 15
+BEAT_S = 1.0
 
 
 class Gateway:
@@ -53,9 +55,12 @@ class Gateway:
         workflows: Sequence[str],
         base_url: str,
         limits: Limits,
+        metrics: GatewayMetrics,
     ) -> None:
         self._client = client
-        self._questions = QuestionsInFlight(client)
+        self._metrics = metrics
+        self._questions = QuestionsInFlight(client, metrics)
+        self.beat_s = time.monotonic()
         self._address_of = partial(passage_address, base_url)
         self._limits = limits
         self.models = (MODEL, *(f"{MODEL}/{name}" for name in workflows))
@@ -66,8 +71,6 @@ class Gateway:
     def app(self) -> Starlette:
         """Returns the application. It opens and closes the client."""
         routes = [
-            Route("/healthz", self._healthz),
-            Route("/readyz", self._readyz),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
             Route("/v1/responses", self._responses, methods=["POST"]),
@@ -88,17 +91,22 @@ class Gateway:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         async with self._client, self._agents.run():
+            beat = asyncio.create_task(self._beat())
             try:
                 yield
             finally:
+                beat.cancel()
                 await self._questions.close()
 
-    async def _healthz(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+    async def _beat(self) -> None:
+        while True:
+            self.beat_s = time.monotonic()
+            await asyncio.sleep(BEAT_S)
 
-    async def _readyz(self, request: Request) -> Response:
-        missing = [trouble] if (trouble := self._client.trouble) else []
-        return JSONResponse({"missing": missing, "notes": []}, 503 if missing else 200)
+    def not_ready(self) -> tuple[str, ...]:
+        """Returns why questions are not answered, in words. Thread-safe."""
+        trouble = self._client.trouble
+        return (trouble,) if trouble else ()
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [*map(self._shown, self.models)]})
@@ -219,6 +227,7 @@ class Gateway:
             except (CarpoolError, RecordError) as error:
                 for shown in stream.fail(str(error)):
                     yield _event(shown)
+            self._metrics.failed_streams.inc(stream.has_failed)
             if end:
                 yield {"data": end}
 

@@ -11,13 +11,13 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from carpool.telemetry.gateway_metrics import GatewayMetrics
 from gateway.keys import Keys
 from gateway.limits import Limits
 from gateway.plan.objects import Object
 
 BODY_S = 30.0
 """Longest time from the head of a request to the end of its body."""
-OPEN_PATHS = ("/healthz", "/readyz")
 
 
 def error_body(
@@ -40,6 +40,7 @@ class Guard:
         keys: Keys,
         hosts: Sequence[str],
         limits: Limits,
+        metrics: GatewayMetrics,
         *,
         body_bytes_max: int,
         requests_max: int,
@@ -47,6 +48,7 @@ class Guard:
         self._app = app
         self._keys = keys
         self._limits = limits
+        self._metrics = metrics
         self._hosts = frozenset(host.lower() for host in hosts)
         self._body_bytes_max = body_bytes_max
         self._requests_max = requests_max
@@ -58,12 +60,19 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.requests.labels(status=str(message["status"])).inc()
+            await send(message)
+
         if (refusal := self._refusal(scope)) is not None:
-            await refusal(scope, receive, send)
+            await refusal(scope, receive, sent)
             return
         self._requests += 1
         try:
-            await self._passed_on(scope, receive, send)
+            with self._metrics.request_seconds.time():
+                await self._passed_on(scope, receive, sent)
         finally:
             self._requests -= 1
 
@@ -76,8 +85,6 @@ class Guard:
             return _error(403, "Origin: pages of other sites may not ask this gateway")
         if self._requests >= self._requests_max:
             return _error(503, "too many requests at a time; try again", kind="server_error")
-        if scope["path"] in OPEN_PATHS:
-            return None
         key = self._keys.find(headers.get("authorization", ""))
         if key is None:
             return _error(401, "the key is missing or unknown: send `Authorization: Bearer KEY`")

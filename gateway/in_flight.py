@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, TypeAlias
 
+from carpool.telemetry.gateway_metrics import GatewayMetrics
 from gateway.plan.questions import GatewayQuestion
 from producers import Client
 from schemas.answer import Answer, PartialAnswer
@@ -62,17 +63,14 @@ class _Question:
 
 
 class QuestionsInFlight:
-    """For one event loop. `repeated`: requests that took over a question of an earlier one."""
+    """For one event loop."""
 
-    def __init__(self, client: Client, retry_s: float = RETRY_S) -> None:
+    def __init__(self, client: Client, metrics: GatewayMetrics) -> None:
         self._client = client
-        self._retry_s = retry_s
+        self._metrics = metrics
         self._newest: dict[Request, _Question] = {}
         self._all: set[_Question] = set()
-        self.repeated = 0
-
-    def __len__(self) -> int:
-        return len(self._all)
+        metrics.questions.set_function(lambda: len(self._all))
 
     async def events(
         self, asked: GatewayQuestion, query_id: str, request: Request, *, is_retry: bool
@@ -87,7 +85,7 @@ class QuestionsInFlight:
             question = self._newest[request] = _Question(self._client, asked, query_id)
             self._all.add(question)
         else:
-            self.repeated += 1
+            self._metrics.taken_over.inc()
         question.readers += 1
         try:
             async for event in question.read():
@@ -98,7 +96,7 @@ class QuestionsInFlight:
             raise
         finally:
             question.readers -= 1
-            wait_s = 0.0 if question.is_read else self._retry_s
+            wait_s = 0.0 if question.is_read else RETRY_S
             asyncio.get_running_loop().call_later(wait_s, self._end, request, question)
 
     def _end(self, request: Request, question: _Question) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,10 @@ import uvicorn
 
 from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
+from carpool.telemetry.http import TelemetryServer
 from carpool.telemetry.logs import configure_logs
-from carpool.telemetry.settings import LogSettings
+from carpool.telemetry.metrics import Metrics
+from carpool.telemetry.settings import HttpSettings, LogSettings
 from gateway.app import Gateway
 from gateway.guard import Guard
 from gateway.keys import (
@@ -36,6 +39,8 @@ log = structlog.get_logger()
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 IDLE_S = 30
 """How long a connection may be open without a request."""
+STALLED_S = 10.0
+"""How long the event loop may stand still before /healthz says so."""
 DRAIN_S = 30
 """How long requests in progress have at SIGTERM."""
 HEAD_BYTES_MAX = 32 * 1024
@@ -45,6 +50,7 @@ def run_gateway(
     settings: GatewaySettings,
     kafka: KafkaSettings,
     client: ClientSettings,
+    http: HttpSettings,
     logs: LogSettings,
     *,
     workflows: tuple[str, ...],
@@ -62,14 +68,23 @@ def run_gateway(
         keys = read_keys(Path(settings.keys_file))
     else:
         keys = Keys([key_of(local_key(KEY_FILE), LOCAL_OWNER)])
-    limits = Limits(client)
-    gateway = Gateway(Client(kafka=kafka, settings=client), workflows, base_url, limits)
+    limits, metrics = Limits(client), Metrics()
+    opened = Client(kafka=kafka, settings=client)
+    gateway = Gateway(opened, workflows, base_url, limits, metrics.gateway)
+    pages = TelemetryServer(
+        host=http.host,
+        port=http.port,
+        registry=metrics.registry,
+        is_alive=lambda: time.monotonic() - gateway.beat_s < STALLED_S,
+        not_ready=gateway.not_ready,
+    )
     local = LOCAL_NAMES if is_loopback(settings.host) else (settings.host,)
     app = Guard(
         gateway.app(),
         keys,
         (*local, *settings.hosts),
         limits,
+        metrics.gateway,
         body_bytes_max=settings.body_bytes_max,
         requests_max=settings.connections_max,
     )
@@ -87,10 +102,17 @@ def run_gateway(
         ssl_certfile=settings.tls_cert or None,
         ssl_keyfile=settings.tls_key or None,
     )
-    log.info("listening", address=base_url, bootstrap=kafka.bootstrap, prefix=kafka.prefix)
+    log.info(
+        "listening",
+        address=base_url,
+        bootstrap=kafka.bootstrap,
+        prefix=kafka.prefix,
+        http_port=pages.port,
+    )
     if tell is not None:
         tell(environment_line(settings, port))
     GatewayServer(config).run(sockets=[server])
+    pages.close()
 
 
 class GatewayServer(uvicorn.Server):

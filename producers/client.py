@@ -137,8 +137,8 @@ class Client(DocumentCalls):
 
     @property
     def trouble(self) -> str:
-        """Why answers cannot be read now, in words; "" while they can."""
-        return self._opened(self._reader).trouble.strip()
+        """Why answers cannot be read now, in words; "" while they can. Thread-safe."""
+        return "it is not connected" if self._reader is None else self._reader.trouble.strip()
 
     async def publish(
         self,

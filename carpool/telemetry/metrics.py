@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from carpool.telemetry.corpus_metrics import CorpusMetrics, IndexerMetrics
+from carpool.telemetry.gateway_metrics import GatewayMetrics
 from carpool.telemetry.metric_group import (
     COUNTS,
     STEPS,
@@ -310,3 +311,4 @@ class Metrics:
         self.generator = GeneratorMetrics(self.registry)
         self.workflow = WorkflowMetrics(self.registry)
         self.indexer = IndexerMetrics(self.registry)
+        self.gateway = GatewayMetrics(self.registry)

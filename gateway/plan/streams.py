@@ -76,6 +76,7 @@ class ResponseStream:
     created_s: float
     address_of: AddressOf
     text: SentText = field(default_factory=SentText)
+    has_failed: bool = False
     _number: int = 0
     _has_message: bool = False
 
@@ -122,6 +123,7 @@ class ResponseStream:
 
     def fail(self, message: str, answer: Answer | None = None) -> Events:
         """Yields the end of a stream without a whole answer."""
+        self.has_failed = True
         error = {"code": "server_error", "message": message}
         failed = self._object(status="failed", error=error, answer=answer)
         yield self._event("response.failed", response=failed)
@@ -164,6 +166,7 @@ class ChatStream:
     created_s: int
     address_of: AddressOf
     text: SentText = field(default_factory=SentText)
+    has_failed: bool = False
 
     def begin(self) -> Events:
         """Yields the first chunk, which has no text."""
@@ -189,6 +192,7 @@ class ChatStream:
 
     def fail(self, message: str, answer: Answer | None = None) -> Events:
         """Yields an error, which the SDK raises."""
+        self.has_failed = True
         yield {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
 
     def _chunk(self, delta: Object | None, finish_reason: str | None = None) -> Object:
