@@ -26,7 +26,7 @@ from carpool.errors import CarpoolError, RecordError, RetryableError
 from carpool.telemetry.gateway_metrics import GatewayMetrics
 from gateway.agents import agent_server
 from gateway.failures import NoAnswer, failure_of
-from gateway.guard import error_body
+from gateway.guard import TooLarge, error_body
 from gateway.in_flight import QuestionsInFlight
 from gateway.keys import Key, digest_of
 from gateway.limits import Limits
@@ -61,6 +61,7 @@ class Gateway:
         self._metrics = metrics
         self._questions = QuestionsInFlight(client, metrics)
         self.beat_s = time.monotonic()
+        self.failure: CarpoolError | None = None
         self._address_of = partial(passage_address, base_url)
         self._limits = limits
         self.models = (MODEL, *(f"{MODEL}/{name}" for name in workflows))
@@ -83,6 +84,7 @@ class Gateway:
             405: _no_route,
             BadRequest: _refused,
             RecordError: _refused,
+            TooLarge: _too_large,
             CarpoolError: _failed,
             Exception: _defect,
         }
@@ -90,13 +92,19 @@ class Gateway:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        async with self._client, self._agents.run():
+        try:
+            await self._client.__aenter__()
+        except CarpoolError as error:
+            self.failure = error
+            raise
+        async with self._agents.run():
             beat = asyncio.create_task(self._beat())
             try:
                 yield
             finally:
                 beat.cancel()
                 await self._questions.close()
+                await self._client.__aexit__()
 
     async def _beat(self) -> None:
         while True:
@@ -288,6 +296,10 @@ def _refused(request: Request, error: Exception) -> Response:
         param, code = (error.field or "").removeprefix("$."), error.reason
     status = 404 if code == "model_not_found" else 400
     return JSONResponse(error_body(str(error), param=param or None, code=code), status)
+
+
+def _too_large(request: Request, error: Exception) -> Response:
+    return JSONResponse(error_body(str(error)), 413)
 
 
 def _failed(request: Request, error: Exception) -> Response:

@@ -1,10 +1,10 @@
-"""What every request passes before a route sees it: host, origin, key, size, number."""
+"""What every request passes before a route sees it: host, origin, key, size."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -15,7 +15,9 @@ from carpool.telemetry.gateway_metrics import GatewayMetrics
 from gateway.keys import Keys
 from gateway.limits import Limits
 from gateway.plan.objects import Object
+from gateway.settings import GatewaySettings
 
+HEAD_BYTES_MAX = 32 * 1024
 BODY_S = 30.0
 """Longest time from the head of a request to the end of its body."""
 
@@ -37,22 +39,17 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
+        settings: GatewaySettings,
         keys: Keys,
-        hosts: Sequence[str],
         limits: Limits,
         metrics: GatewayMetrics,
-        *,
-        body_bytes_max: int,
-        requests_max: int,
     ) -> None:
         self._app = app
         self._keys = keys
         self._limits = limits
         self._metrics = metrics
-        self._hosts = frozenset(host.lower() for host in hosts)
-        self._body_bytes_max = body_bytes_max
-        self._requests_max = requests_max
-        self._requests = 0
+        self._hosts = settings.names()
+        self._body_bytes_max = settings.body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses a request, or passes it on with the key in its state."""
@@ -69,22 +66,18 @@ class Guard:
         if (refusal := self._refusal(scope)) is not None:
             await refusal(scope, receive, sent)
             return
-        self._requests += 1
-        try:
-            with self._metrics.request_seconds.time():
-                await self._passed_on(scope, receive, sent)
-        finally:
-            self._requests -= 1
+        with self._metrics.request_seconds.time():
+            await self._app(scope, self._bounded(receive), sent)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
+        if sum(len(name) + len(value) for name, value in headers.raw) > HEAD_BYTES_MAX:
+            return _error(431, f"the head has more than {HEAD_BYTES_MAX} bytes")
         if _name(f"//{headers.get('host', '')}") not in self._hosts:
             return _error(421, "Host: this gateway has another name (gateway.hosts)")
         origin = headers.get("origin")
         if origin is not None and _name(origin) not in self._hosts:
             return _error(403, "Origin: pages of other sites may not ask this gateway")
-        if self._requests >= self._requests_max:
-            return _error(503, "too many requests at a time; try again", kind="server_error")
         key = self._keys.find(headers.get("authorization", ""))
         if key is None:
             return _error(401, "the key is missing or unknown: send `Authorization: Bearer KEY`")
@@ -97,8 +90,9 @@ class Guard:
             return _error(413, f"the body has {length} bytes, and may have {self._body_bytes_max}")
         return None
 
-    async def _passed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        left, is_begun, is_read = self._body_bytes_max, False, False
+    def _bounded(self, receive: Receive) -> Receive:
+        """Returns what receives a body; it raises `TooLarge`."""
+        left, is_read = self._body_bytes_max, False
         until_s = asyncio.get_running_loop().time() + BODY_S
 
         async def received() -> Message:
@@ -116,16 +110,7 @@ class Guard:
                 raise TooLarge(f"the body has more than {self._body_bytes_max} bytes")
             return message
 
-        async def sent(message: Message) -> None:
-            nonlocal is_begun
-            is_begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, received, sent)
-        except TooLarge as error:
-            if not is_begun:
-                await _error(413, str(error))(scope, receive, send)
+        return received
 
 
 def _name(address: str) -> str:

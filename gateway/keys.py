@@ -85,6 +85,13 @@ def read_keys(path: Path) -> Keys:
     return Keys(keys)
 
 
+def keys_of(settings: GatewaySettings) -> Keys:
+    """Returns the keys of the settings; without a file, that of this machine."""
+    if settings.keys_file:
+        return read_keys(Path(settings.keys_file))
+    return Keys([key_of(local_key(KEY_FILE), LOCAL_OWNER)])
+
+
 def environment_line(settings: GatewaySettings, port: int) -> str:
     """Returns the variables that the SDK reads; the key only if it is that of this machine."""
     key = "" if settings.keys_file else f" OPENAI_API_KEY={local_key(KEY_FILE)}"

@@ -7,43 +7,32 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 
 import structlog
 import uvicorn
 
-from carpool.errors import ConfigError
+from carpool.errors import ConfigError, DeploymentError
 from carpool.kafka.settings import KafkaSettings
 from carpool.telemetry.http import TelemetryServer
 from carpool.telemetry.logs import configure_logs
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.settings import HttpSettings, LogSettings
 from gateway.app import Gateway
-from gateway.guard import Guard
-from gateway.keys import (
-    KEY_FILE,
-    LOCAL_OWNER,
-    Keys,
-    environment_line,
-    key_of,
-    local_key,
-    read_keys,
-)
+from gateway.connections import bounded
+from gateway.guard import HEAD_BYTES_MAX, Guard
+from gateway.keys import environment_line, keys_of
 from gateway.limits import Limits
-from gateway.settings import GatewaySettings, is_loopback
+from gateway.settings import GatewaySettings
 from producers import Client
 from producers.settings import ClientSettings
 
 log = structlog.get_logger()
 
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-IDLE_S = 30
-"""How long a connection may be open without a request."""
 STALLED_S = 10.0
 """How long the event loop may stand still before /healthz says so."""
 DRAIN_S = 30
 """How long requests in progress have at SIGTERM."""
-HEAD_BYTES_MAX = 32 * 1024
 
 
 def run_gateway(
@@ -64,11 +53,7 @@ def run_gateway(
     server = _listening(settings)
     port = server.getsockname()[1]
     base_url = settings.base_url(port)
-    if settings.keys_file:
-        keys = read_keys(Path(settings.keys_file))
-    else:
-        keys = Keys([key_of(local_key(KEY_FILE), LOCAL_OWNER)])
-    limits, metrics = Limits(client), Metrics()
+    metrics, limits = Metrics(), Limits(client)
     opened = Client(kafka=kafka, settings=client)
     gateway = Gateway(opened, workflows, base_url, limits, metrics.gateway)
     pages = TelemetryServer(
@@ -78,45 +63,48 @@ def run_gateway(
         is_alive=lambda: time.monotonic() - gateway.beat_s < STALLED_S,
         not_ready=gateway.not_ready,
     )
-    local = LOCAL_NAMES if is_loopback(settings.host) else (settings.host,)
-    app = Guard(
-        gateway.app(),
-        keys,
-        (*local, *settings.hosts),
-        limits,
-        metrics.gateway,
-        body_bytes_max=settings.body_bytes_max,
-        requests_max=settings.connections_max,
-    )
-    config = uvicorn.Config(
+    app = Guard(gateway.app(), settings, keys_of(settings), limits, metrics.gateway)
+    log.info("listening", address=base_url, bootstrap=kafka.bootstrap, http_port=pages.port)
+    ready = partial(tell, environment_line(settings, port)) if tell else lambda: None
+    try:
+        GatewayServer(_config(settings, app), ready).run(sockets=[server])
+    except SystemExit:  # so the server ends where the client cannot connect
+        raise gateway.failure or DeploymentError("the server did not start; see its log") from None
+    finally:
+        pages.close()
+
+
+def _config(settings: GatewaySettings, app: Guard) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
+        http=bounded(settings.connections_max),
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         ws="none",
         lifespan="on",
-        timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=DRAIN_S,
-        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        h11_max_incomplete_event_size=2 * HEAD_BYTES_MAX,
         ssl_certfile=settings.tls_cert or None,
         ssl_keyfile=settings.tls_key or None,
     )
-    log.info(
-        "listening",
-        address=base_url,
-        bootstrap=kafka.bootstrap,
-        prefix=kafka.prefix,
-        http_port=pages.port,
-    )
-    if tell is not None:
-        tell(environment_line(settings, port))
-    GatewayServer(config).run(sockets=[server])
-    pages.close()
 
 
 class GatewayServer(uvicorn.Server):
-    """Ends with 0 at a signal: uvicorn's own would end by the signal, after its clean end."""
+    """Ends with 0 at a signal: uvicorn's own would end by the signal, after its clean end.
+
+    `ready` is called when it listens.
+    """
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from carpool.settings import Settings
 
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
 
 class GatewaySettings(Settings, frozen=True, kw_only=True):
     """Where the gateway listens, who may come in, and what a request may take."""
@@ -42,7 +44,13 @@ class GatewaySettings(Settings, frozen=True, kw_only=True):
         int, Meta(ge=1_024, le=1 << 30, description="Largest body of a request, bytes.")
     ] = 4 << 20
     connections_max: Annotated[
-        int, Meta(ge=1, le=1 << 20, description="Connections at a time; one more gets a 503.")
+        int,
+        Meta(
+            ge=1,
+            le=1 << 20,
+            description="Connections at a time; for one more, the one that has waited longest "
+            "without a request is closed.",
+        ),
     ] = 2_000
 
     def base_url(self, port: int) -> str:
@@ -50,6 +58,11 @@ class GatewaySettings(Settings, frozen=True, kw_only=True):
         scheme = "https" if self.tls_cert else "http"
         name = f"[{self.host}]" if ":" in self.host else self.host
         return self.public_url.rstrip("/") or f"{scheme}://{name}:{port}"
+
+    def names(self) -> frozenset[str]:
+        """Returns the host names that a request may give."""
+        local = LOCAL_NAMES if is_loopback(self.host) else (self.host,)
+        return frozenset(name.lower() for name in (*local, *self.hosts))
 
     def check(self) -> list[str]:
         problems = []

@@ -25,11 +25,13 @@ def responder(embedded_bootstrap: str) -> Iterator[Responder]:
 
 @pytest.fixture(scope="module")
 def address(
-    responder: Responder, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, responder: Responder, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str]]:
-    """The base URL of a running gateway, and its key."""
+    """The base URL of a running gateway, and its key; `SETTINGS` of the module are its own."""
     folder = tmp_path_factory.mktemp("gateway")
     command = [sys.executable, "-m", "carpool", "gateway", "--port", "0", "-b", responder.bootstrap]
+    for setting in getattr(request.module, "SETTINGS", ()):
+        command += ["--set", setting]
     environ = os.environ | {"PYTHONPATH": str(Path.cwd())}
     with (
         (folder / "log").open("w") as log,

@@ -1,0 +1,118 @@
+"""What may not hurt a gateway: floods of connections, bodies and heads; slow and broken clients."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from gateway import connections
+from tests.waiting import WAIT_S, wait_until
+
+SETTINGS = ("gateway.connections_max=50", "gateway.body_bytes_max=20000")
+
+
+@contextmanager
+def connected(base_url: str) -> Iterator[socket.socket]:
+    at = urlsplit(base_url)
+    with socket.create_connection((at.hostname, at.port), WAIT_S) as made:
+        yield made
+
+
+def reply_to(address: tuple[str, str], head: str, body: bytes = b"") -> str:
+    """What comes back for these bytes, up to the end of the connection."""
+    base_url, key = address
+    text = f"{head}\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
+    with connected(base_url) as made:
+        found = b""
+        with suppress(OSError):  # it may be closed while this sends
+            made.sendall(text.encode() + body)
+        with suppress(OSError):
+            while part := made.recv(65_536):
+                found += part
+        return found.decode(errors="replace")
+
+
+POST = "POST /v1/responses HTTP/1.1"
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "status", "why"),
+    [
+        (f"{POST}\r\nContent-Length: 100000000", b"", 413, "may have 20000"),
+        (
+            f"{POST}\r\nTransfer-Encoding: chunked",
+            b"4000\r\n" + b"a" * 0x4000 + b"\r\n4000\r\n" + b"a" * 0x4000 + b"\r\n0\r\n\r\n",
+            413,
+            "more than 20000",
+        ),
+        (f"{POST}\r\nContent-Length: 19000", b"[" * 19_000, 400, "is no JSON"),
+        (f"{POST}\r\nContent-Length: 9", b'{"model":', 400, "is no JSON"),
+        (f"{POST}\r\nContent-Length: 2", b"[]", 400, "no JSON object"),
+        (f"{POST}\r\nContent-Length: 15", b'{"input": true}', 400, "input"),
+        (f"GET /v1/models HTTP/1.1\r\nX: {'a' * 100_000}", b"", 431, ""),
+        ("GET /v1/models HTTP/1.1\r\n" + "\r\n".join(["X: a"] * 20_000), b"", 431, ""),
+        ("GET /../../etc/passwd HTTP/1.1", b"", 404, "no such route"),
+        ("DELETE /v1/responses HTTP/1.1", b"", 405, "no such route"),
+        ("not http at all", b"", 400, ""),
+    ],
+)
+def test_what_is_no_request_is_refused_and_others_go_on(
+    address: tuple[str, str], sdk: openai.OpenAI, head: str, body: bytes, status: int, why: str
+) -> None:
+    found = reply_to(address, head, body)
+    assert found.startswith(f"HTTP/1.1 {status} ") and why in found
+    assert "carpool" in {each.id for each in sdk.models.list()}
+
+
+def test_a_flood_of_connections_closes_the_oldest_that_wait(
+    address: tuple[str, str], sdk: openai.OpenAI
+) -> None:
+    with ExitStack() as opened:
+        flood = [opened.enter_context(connected(address[0])) for _ in range(500)]
+        assert sdk.models.list().data
+        flood[0].settimeout(WAIT_S)
+        with suppress(ConnectionResetError):
+            assert flood[0].recv(1) == b"", "it is closed"
+
+
+def test_a_slow_head_is_closed_and_a_slow_answer_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 0.4)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(1.2)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"late"})
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http=connections.bounded(100), lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+    thread.start()
+    wait_until(lambda: server.started, "it listens")
+    try:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with connected(url) as slow, connected(url) as busy:
+            busy.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            began_s = time.monotonic()
+            slow.sendall(b"GET / HTTP/1.1\r\n")
+            with pytest.raises(OSError):
+                while slow.recv(1) != b"":
+                    pass
+                raise OSError("closed")
+            assert time.monotonic() - began_s < 1.1
+            found = b""
+            while b"late" not in found:
+                found += busy.recv(1_000)
+    finally:
+        server.should_exit = True
+        thread.join()
