@@ -37,9 +37,12 @@ class GatewaySettings(Settings, frozen=True, kw_only=True):
         ),
     ] = ""
     hosts: Annotated[
-        tuple[str, ...],
-        Meta(description="Host names of requests, in addition to the address that it listens at."),
-    ] = ()
+        str,
+        Meta(
+            description="Host names that requests may give, in addition to the address that it "
+            "listens at; several with commas."
+        ),
+    ] = ""
     body_bytes_max: Annotated[
         int, Meta(ge=1_024, le=1 << 30, description="Largest body of a request, bytes.")
     ] = 4 << 20
@@ -62,7 +65,8 @@ class GatewaySettings(Settings, frozen=True, kw_only=True):
     def names(self) -> frozenset[str]:
         """Returns the host names that a request may give."""
         local = LOCAL_NAMES if is_loopback(self.host) else (self.host,)
-        return frozenset(name.lower() for name in (*local, *self.hosts))
+        names = (*local, *self.hosts.split(","))
+        return frozenset(name.strip().lower() for name in names if name.strip())
 
     def check(self) -> list[str]:
         problems = []

@@ -168,7 +168,7 @@ def test_prometheus_finds_every_replica_of_every_service_by_its_name() -> None:
         for each in job.get("dns_sd_configs", ())
         for name in each["names"]
     }
-    ours = {"grouper", "searcher", "generator", "indexer"}
+    ours = {"grouper", "searcher", "generator", "indexer", "gateway"}
     assert ours <= services().keys()
     assert found == dict.fromkeys(ours, ("A", 9464))
     assert not any(services()[name].get("container_name") for name in ours)
