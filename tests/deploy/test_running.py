@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -85,7 +86,9 @@ def running(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     try:
         run = wait_until(is_ready, lambda: f"`carpool up` is not ready: {log.read_text()}")
         assert run is not None
-        yield Running(folder, run.bootstrap, found.environ)
+        of_sdk = dict(re.findall(r"(OPENAI_\w+)=(\S+)", log.read_text()))
+        assert of_sdk.keys() == {"OPENAI_BASE_URL", "OPENAI_API_KEY"}
+        yield Running(folder, run.bootstrap, {**found.environ, **of_sdk})
     finally:
         up.send_signal(signal.SIGINT)
         assert up.wait(WAIT_S) == 0, log.read_text()
