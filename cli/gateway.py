@@ -68,11 +68,13 @@ def mcp(*, sources: ClientArgs) -> None:
     import carpool
     from gateway.agents import run_stdio
     from gateway.app import passage_address
+    from gateway.keys import keys_of
 
     settings = load_client_side(sources.given(kafka={}), GatewaySide)
     base_url = settings.gateway.base_url(settings.gateway.port)
     client = Client(kafka=settings.kafka, settings=settings.client)
-    asyncio.run(run_stdio(client, partial(passage_address, base_url), carpool.__version__))
+    address_of = partial(passage_address, base_url, keys_of(settings.gateway))
+    asyncio.run(run_stdio(client, address_of, carpool.__version__))
 
 
 def gateway_key(

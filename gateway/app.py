@@ -26,15 +26,16 @@ from carpool.errors import CarpoolError, RecordError, RetryableError
 from carpool.telemetry.gateway_metrics import GatewayMetrics
 from gateway.agents import agent_server
 from gateway.failures import NoAnswer, failure_of
-from gateway.guard import TooLarge, error_body
+from gateway.guard import PASSAGES, SIGNATURE, TooLarge, error_body
 from gateway.in_flight import QuestionsInFlight
-from gateway.keys import Key, digest_of
+from gateway.keys import Key, Keys, digest_of
 from gateway.limits import Limits
 from gateway.plan.fields import BadRequest
 from gateway.plan.objects import Object, chat_object, output_items, response_object, status_of
 from gateway.plan.questions import MODEL, GatewayQuestion, of_chat, of_response
 from gateway.plan.streams import ChatStream, ResponseStream
 from producers import Client
+from producers.build_query import build_record
 from schemas.answer import Answer, PartialAnswer
 
 IDEMPOTENCY = "idempotency-key"
@@ -54,6 +55,7 @@ class Gateway:
         client: Client,
         workflows: Sequence[str],
         base_url: str,
+        keys: Keys,
         limits: Limits,
         metrics: GatewayMetrics,
     ) -> None:
@@ -62,7 +64,7 @@ class Gateway:
         self._questions = QuestionsInFlight(client, metrics)
         self.beat_s = time.monotonic()
         self.failure: CarpoolError | None = None
-        self._address_of = partial(passage_address, base_url)
+        self._address_of = partial(passage_address, base_url, keys)
         self._limits = limits
         self.models = (MODEL, *(f"{MODEL}/{name}" for name in workflows))
         self._started_s = int(time.time())
@@ -76,7 +78,7 @@ class Gateway:
             Route("/v1/models/{name:path}", self._model),
             Route("/v1/responses", self._responses, methods=["POST"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/passages/{name:path}", self._passage),
+            Route(f"{PASSAGES}{{name:path}}", self._passage),
             Route("/mcp", self._agents.asgi_app),
         ]
         handlers: dict[Any, Any] = {
@@ -165,7 +167,8 @@ class Gateway:
         if failure := failure_of(answer):
             raise failure
         texts = [each.text for found in answer.fetched for each in found.passages]
-        return PlainTextResponse("\n\n".join(texts), 200 if texts else 404)
+        headers = {"x-content-type-options": "nosniff"}
+        return PlainTextResponse("\n\n".join(texts), 200 if texts else 404, headers)
 
     async def _ask(self, request: Request, text: str | None = None, **args: Any) -> Answer:
         """Asks for the key of a request."""
@@ -224,6 +227,9 @@ class Gateway:
         *,
         end: str = "",
     ) -> Response:
+        # What the brokers' side refuses is refused before the stream begins.
+        build_record(asked.text, deadline_ms=None, now_us=0, **asked.args)
+
         async def events() -> AsyncIterator[dict[str, str]]:
             for shown in stream.begin():
                 yield _event(shown)
@@ -242,9 +248,10 @@ class Gateway:
         return EventSourceResponse(events(), ping=PING_S, send_timeout=SEND_TIMEOUT_S, sep="\n")
 
 
-def passage_address(base_url: str, passage_id: str) -> str:
-    """Returns the address of the text of a passage."""
-    return f"{base_url.rstrip('/')}/passages/{quote(passage_id, safe='')}"
+def passage_address(base_url: str, keys: Keys, passage_id: str) -> str:
+    """Returns the address of the text of a passage, which needs no key."""
+    signature = keys.signature(f"{PASSAGES}{passage_id}")
+    return f"{base_url}{PASSAGES}{quote(passage_id, safe='')}?{SIGNATURE}={signature}"
 
 
 def _shown_of(stream: ResponseStream | ChatStream, event: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -12,11 +13,13 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carpool.telemetry.gateway_metrics import GatewayMetrics
-from gateway.keys import Keys
+from gateway.keys import LINK_OWNER, Key, Keys, key_of, new_key
 from gateway.limits import Limits
 from gateway.plan.objects import Object
 from gateway.settings import GatewaySettings
 
+PASSAGES, SIGNATURE = "/passages/", "signature"
+LINK = key_of(new_key(), LINK_OWNER)
 HEAD_BYTES_MAX = 32 * 1024
 BODY_S = 30.0
 """Longest time from the head of a request to the end of its body."""
@@ -78,7 +81,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and _name(origin) not in self._hosts:
             return _error(403, "Origin: pages of other sites may not ask this gateway")
-        key = self._keys.find(headers.get("authorization", ""))
+        key = self._keys.find(headers.get("authorization", "")) or self._of_link(scope)
         if key is None:
             return _error(401, "the key is missing or unknown: send `Authorization: Bearer KEY`")
         scope.setdefault("state", {})["key"] = key
@@ -89,6 +92,13 @@ class Guard:
         if not length.isdecimal() or int(length) > self._body_bytes_max:
             return _error(413, f"the body has {length} bytes, and may have {self._body_bytes_max}")
         return None
+
+    def _of_link(self, scope: Scope) -> Key | None:
+        """Returns who follows a link of a citation: it reads one passage without a key."""
+        path = scope["path"]
+        wanted = f"{SIGNATURE}={self._keys.signature(path)}".encode()
+        is_signed = hmac.compare_digest(scope["query_string"], wanted)
+        return LINK if path.startswith(PASSAGES) and is_signed else None
 
     def _bounded(self, receive: Receive) -> Receive:
         """Returns what receives a body; it raises `TooLarge`."""

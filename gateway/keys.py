@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import secrets
 from collections.abc import Iterable, Sequence
-from hmac import compare_digest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from gateway.settings import GatewaySettings
 PREFIX = "cpk-"
 KEY_FILE = Path(".carpool/gateway.key")
 """Of the key of this machine."""
-LOCAL_OWNER = "local"
+LOCAL_OWNER, LINK_OWNER = "local", "link"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,12 +56,17 @@ class Keys:
     def __init__(self, keys: Iterable[Key]) -> None:
         self._keys: Sequence[Key] = tuple(keys)
 
+    def signature(self, text: str) -> str:
+        """Returns what proves that a gateway with these keys wrote this text."""
+        secret = "".join(key.sha256 for key in self._keys).encode()
+        return hmac.new(secret, text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[:32]
+
     def find(self, authorization: str) -> Key | None:
         """Returns the key of a header `Authorization: Bearer KEY`. Its time tells nothing."""
         kind, _, text = authorization.partition(" ")
         given, found = digest_of(text.strip()), None
         for key in self._keys:
-            if compare_digest(key.sha256, given) and kind.lower() == "bearer":
+            if hmac.compare_digest(key.sha256, given) and kind.lower() == "bearer":
                 found = key
         return found
 

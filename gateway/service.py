@@ -55,7 +55,8 @@ def run_gateway(
     base_url = settings.base_url(port)
     metrics, limits = Metrics(), Limits(client)
     opened = Client(kafka=kafka, settings=client)
-    gateway = Gateway(opened, workflows, base_url, limits, metrics.gateway)
+    keys = keys_of(settings)
+    gateway = Gateway(opened, workflows, base_url, keys, limits, metrics.gateway)
     pages = TelemetryServer(
         host=http.host,
         port=http.port,
@@ -63,7 +64,7 @@ def run_gateway(
         is_alive=lambda: time.monotonic() - gateway.beat_s < STALLED_S,
         not_ready=gateway.not_ready,
     )
-    app = Guard(gateway.app(), settings, keys_of(settings), limits, metrics.gateway)
+    app = Guard(gateway.app(), settings, keys, limits, metrics.gateway)
     log.info("listening", address=base_url, bootstrap=kafka.bootstrap, http_port=pages.port)
     ready = partial(tell, environment_line(settings, port)) if tell else lambda: None
     try:

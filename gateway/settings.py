@@ -45,7 +45,7 @@ class GatewaySettings(Settings, frozen=True, kw_only=True):
     ] = ""
     body_bytes_max: Annotated[
         int, Meta(ge=1_024, le=1 << 30, description="Largest body of a request, bytes.")
-    ] = 4 << 20
+    ] = 512 * 1024
     connections_max: Annotated[
         int,
         Meta(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
+import httpx2
 import openai
 import pytest
 from openai.types.chat import completion_create_params
@@ -17,6 +18,8 @@ from schemas.answer import (
     Answer,
     AnswerError,
     Citation,
+    Fetched,
+    FetchedPassage,
     FoundPassage,
     PartialAnswer,
     TextSpan,
@@ -122,7 +125,8 @@ def test_a_response_has_text_links_files_passages_and_our_record(
         "It was built in 1889.",
     ]
     own = address[0].removesuffix("/v1")
-    assert [each.url for each in links] == ["https://x.org/a", f"{own}/passages/docs%2Fb.md%231"]
+    assert links[0].url == "https://x.org/a"
+    assert links[1].url.startswith(f"{own}/passages/docs%2Fb.md%231?signature=")
     files = [each.file_id for each in content.annotations if each.type == "file_citation"]
     assert files == ["docs/a.md#1", "docs/b.md#1"]
     assert made.usage is not None and made.usage.total_tokens == 102
@@ -244,6 +248,7 @@ def test_a_text_that_is_not_that_of_the_answer_fails_and_is_never_mixed(
         ({"temperature": 3}, "temperature"),
         ({"extra_body": {"no_such": 1}}, "no_such"),
         ({"extra_body": {"carpool": {"top_k": 0}}}, "top_k"),
+        ({"extra_body": {"carpool": {"top_k": 0}}, "stream": True}, "top_k"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(
@@ -322,6 +327,26 @@ def test_a_wrong_key_a_forged_host_and_another_origin_are_refused(
         with pytest.raises(openai.APIStatusError) as raised:
             sdk.models.list(extra_headers=headers)
         assert raised.value.status_code == status
+
+
+def test_a_link_of_a_citation_shows_its_passage_and_no_other_without_a_key(
+    sdk: openai.OpenAI, responder: Responder
+) -> None:
+    def reply(query: Query, source: Source) -> list[Record]:
+        passages = (FetchedPassage(n=1, text="<b>300 m</b>"),)
+        fetched = tuple(Fetched(id=name, count=1, passages=passages) for name in query.fetch)
+        return [answer_to(query, source, fetched=fetched) if fetched else whole(query, source)]
+
+    responder.reply = reply
+    made = sdk.chat.completions.create(
+        model="carpool", messages=[{"role": "user", "content": "How high?"}]
+    )
+    _, link = made.choices[0].message.annotations or ()
+    shown = httpx2.get(link.url_citation.url)
+    assert (shown.status_code, shown.text) == (200, "<b>300 m</b>")
+    assert shown.headers["content-type"].startswith("text/plain")
+    for forged in (link.url_citation.url[:-1], link.url_citation.url.replace("b.md", "c.md")):
+        assert httpx2.get(forged).status_code == 401
 
 
 def test_a_client_that_goes_away_withdraws_its_question(
