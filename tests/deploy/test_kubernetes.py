@@ -108,6 +108,27 @@ def test_every_pod_gives_up_what_it_does_not_need_and_has_the_settings() -> None
         assert any(mount["mountPath"] == "/tmp" for mount in container["volumeMounts"])
 
 
+def test_the_gateway_is_valid_hardened_and_has_its_settings_and_ports() -> None:
+    text = (FOLDER / "gateway" / "gateway.yaml").read_text(encoding="utf-8")
+    documents = {it["kind"]: it for it in yaml.safe_load_all(text)}  # needs no kubectl
+    assert [problem for each in documents.values() for problem in problems(each)] == []
+    pod = documents["StatefulSet"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    common = yaml.safe_load((FOLDER / "every-pod.yaml").read_text(encoding="utf-8"))
+    hardened = common["spec"]["template"]["spec"]
+    assert pod["securityContext"] == hardened["securityContext"]
+    assert container["securityContext"] == hardened["containers"][0]["securityContext"]
+    assert not (pod["automountServiceAccountToken"] or pod["enableServiceLinks"])
+    settings = yaml.safe_load((FOLDER / "settings.yaml").read_text(encoding="utf-8"))["data"]
+    environ = settings | {it["name"]: it["value"] for it in container["env"]}
+    found = load_settings(CarpoolSettings, file=None, environ=environ)
+    ports = {it["containerPort"] for it in container["ports"]}
+    assert ports == {found.gateway.port, found.http.port}
+    spec = documents["NetworkPolicy"]["spec"]
+    assert ports == {port["port"] for rule in spec["ingress"] for port in rule["ports"]}
+    assert found.gateway.keys_file.startswith(container["volumeMounts"][1]["mountPath"])
+
+
 def test_each_pod_has_its_own_secret_and_reaches_only_the_ports_that_it_needs() -> None:
     (settings,) = (it["data"] for it in named("ConfigMap").values())
     kafka = int(settings["CARPOOL_KAFKA_BOOTSTRAP"].rpartition(":")[2])
