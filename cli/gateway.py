@@ -68,12 +68,16 @@ def mcp(*, sources: ClientArgs) -> None:
     import carpool
     from gateway.agents import run_stdio
     from gateway.app import passage_address
-    from gateway.keys import keys_of
+    from gateway.keys import KEY_FILE, keys_of
+    from gateway.plan.objects import AddressOf
 
     settings = load_client_side(sources.given(kafka={}), GatewaySide)
     base_url = settings.gateway.base_url(settings.gateway.port)
     client = Client(kafka=settings.kafka, settings=settings.client)
-    address_of = partial(passage_address, base_url, keys_of(settings.gateway))
+    # An agent starts this in any folder: without a key there is no gateway that knows the link.
+    address_of: AddressOf = "carpool:{}".format
+    if settings.gateway.keys_file or KEY_FILE.exists():
+        address_of = partial(passage_address, base_url, keys_of(settings.gateway))
     asyncio.run(run_stdio(client, address_of, carpool.__version__))
 
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from carpool.errors import CarpoolError, RecordError, RetryableError
 from carpool.telemetry.gateway_metrics import GatewayMetrics
 from gateway.agents import agent_server
 from gateway.failures import NoAnswer, failure_of
-from gateway.guard import PASSAGES, SIGNATURE, TooLarge, error_body
+from gateway.guard import PASSAGES, SIGNATURE, TooLarge, TooSlow, error_body
 from gateway.in_flight import QuestionsInFlight
 from gateway.keys import Key, Keys, digest_of
 from gateway.limits import Limits
@@ -41,8 +41,6 @@ from schemas.answer import Answer, PartialAnswer
 IDEMPOTENCY = "idempotency-key"
 RETRY_COUNT = "x-stainless-retry-count"
 """The SDK counts its tries here."""
-SEND_TIMEOUT_S = 30.0
-"""How long a reader of a stream may take no event."""
 PING_S = 15
 BEAT_S = 1.0
 
@@ -79,7 +77,7 @@ class Gateway:
             Route("/v1/responses", self._responses, methods=["POST"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route(f"{PASSAGES}{{name:path}}", self._passage),
-            Route("/mcp", self._agents.asgi_app),
+            *(Route(path, self._agents.asgi_app, methods=["POST"]) for path in ("/mcp", "/mcp/")),
         ]
         handlers: dict[Any, Any] = {
             404: _no_route,
@@ -90,7 +88,9 @@ class Gateway:
             CarpoolError: _failed,
             Exception: _defect,
         }
-        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+        app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+        app.router.redirect_slashes = False  # a redirect names the scheme behind a proxy
+        return app
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -134,7 +134,7 @@ class Gateway:
     async def _responses(self, request: Request) -> Response:
         body = await request.body()
         asked = of_response(_parsed(body), self.models)
-        query_id, made_s = _query_id(request, body), time.time()
+        query_id, made_s = _query_id(request), int(time.time())
         response_id = f"resp_{query_id.replace('-', '')}"
         if asked.is_stream:
             return self._streamed(
@@ -153,7 +153,7 @@ class Gateway:
     async def _chat(self, request: Request) -> Response:
         body = await request.body()
         asked = of_chat(_parsed(body), self.models)
-        query_id, made_s = _query_id(request, body), int(time.time())
+        query_id, made_s = _query_id(request), int(time.time())
         chat_id = f"chatcmpl-{query_id.replace('-', '')}"
         if asked.is_stream:
             stream = ChatStream(asked, chat_id, made_s, self._address_of)
@@ -171,26 +171,18 @@ class Gateway:
         return PlainTextResponse("\n\n".join(texts), 200 if texts else 404, headers)
 
     async def _ask(self, request: Request, text: str | None = None, **args: Any) -> Answer:
-        """Asks for the key of a request."""
+        """Asks for the key of a request. A client that goes away withdraws the question."""
         key: Key = request.state.key
-        answer = await self._client.ask(text, tenant=key.owner, **args)
+        asked = self._client.ask(text, tenant=key.owner, **args)
+        answer = await _while_there(request, asked)
         self._limits.spent(key, answer, time.time())
         return answer
 
     async def _answer(
         self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str
     ) -> Answer:
-        """Returns the answer, or raises why there is none. A client that goes away ends it."""
-        task = asyncio.create_task(self._last(request, body, asked, query_id))
-        gone = asyncio.create_task(_gone(request))
-        try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise NoAnswer(499, "the client is gone", retryable=False)
-            return task.result()
-        finally:
-            task.cancel()
-            gone.cancel()
+        """Returns the answer, or raises why there is none."""
+        return await _while_there(request, self._last(request, body, asked, query_id))
 
     async def _last(
         self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str
@@ -203,19 +195,18 @@ class Gateway:
                     return event
         raise AssertionError("a question ends with an answer or an error")
 
-    async def _events(
+    def _events(
         self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str
     ) -> AsyncGenerator[PartialAnswer | Answer, None]:
         key: Key = request.state.key
         asked = replace(asked, args={**asked.args, "tenant": key.owner})
         what = (key.sha256, _digest(request, body))
         is_retry = request.headers.get(RETRY_COUNT, "0") != "0"
-        found = self._questions.events(asked, query_id, what, is_retry=is_retry)
-        async with aclosing(found) as events:
-            async for event in events:
-                if isinstance(event, Answer):
-                    self._limits.spent(key, event, time.time())
-                yield event
+
+        def spent(answer: Answer) -> None:
+            self._limits.spent(key, answer, time.time())
+
+        return self._questions.events(asked, query_id, what, spent, is_retry=is_retry)
 
     def _streamed(
         self,
@@ -245,7 +236,7 @@ class Gateway:
             if end:
                 yield {"data": end}
 
-        return EventSourceResponse(events(), ping=PING_S, send_timeout=SEND_TIMEOUT_S, sep="\n")
+        return EventSourceResponse(events(), ping=PING_S, sep="\n")
 
 
 def passage_address(base_url: str, keys: Keys, passage_id: str) -> str:
@@ -273,9 +264,9 @@ def _parsed(body: bytes) -> Any:
         raise BadRequest(f"the body is no JSON: {error}") from None
 
 
-def _query_id(request: Request, body: bytes) -> str:
+def _query_id(request: Request) -> str:
     """Returns the id of the question: the same for the same idempotency key of an owner."""
-    if (idempotency := request.headers.get(IDEMPOTENCY)) is None:
+    if not (idempotency := request.headers.get(IDEMPOTENCY)):
         return str(uuid.uuid4())
     key: Key = request.state.key
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{key.owner}\n{request.url.path}\n{idempotency}"))
@@ -284,6 +275,19 @@ def _query_id(request: Request, body: bytes) -> str:
 def _digest(request: Request, body: bytes) -> str:
     idempotency = request.headers.get(IDEMPOTENCY, "")
     return digest_of(f"{request.url.path}\n{idempotency}\n{hashlib.sha256(body).hexdigest()}")
+
+
+async def _while_there(request: Request, asked: Coroutine[Any, Any, Answer]) -> Answer:
+    """Returns what `asked` returns; cancels it when the client of the request goes away."""
+    task, gone = asyncio.create_task(asked), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise NoAnswer(499, "the client is gone", retryable=False)
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
 
 
 async def _gone(request: Request) -> None:
@@ -306,7 +310,7 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _too_large(request: Request, error: Exception) -> Response:
-    return JSONResponse(error_body(str(error)), 413)
+    return JSONResponse(error_body(str(error)), 408 if isinstance(error, TooSlow) else 413)
 
 
 def _failed(request: Request, error: Exception) -> Response:

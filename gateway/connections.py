@@ -9,7 +9,9 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S = 30.0
-"""Longest time from a connection, or from the end of its last request, to the next whole head."""
+"""Longest time from a connection, or from the end of its last request, to the next whole head; and
+in which a client takes nothing of its answer.
+"""
 OTHER_FILES = 256
 
 
@@ -17,19 +19,37 @@ class BoundedProtocol(H11Protocol):
     """A connection. At the limit, the one that has waited longest for a head is closed."""
 
     connections_max = 0
+    _stuck: asyncio.TimerHandle | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._since_s = self.loop.time()
+        self._since_s, self._stuck = self.loop.time(), None
         self._look = self.loop.call_later(HEAD_S, self._review)
         if len(self.connections) > self.connections_max:
             ours = [each for each in self.connections if isinstance(each, BoundedProtocol)]
             waiting = [each for each in ours if each._waits()]
-            min(waiting, key=lambda each: each._since_s).transport.abort()
+            oldest = min(waiting, key=lambda each: each._since_s)
+            self.connections.discard(oldest)  # many may come before its end is noticed
+            oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._look.cancel()
+        self._reads_nothing(None)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._reads_nothing(self.loop.call_later(HEAD_S, self.transport.abort))
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._reads_nothing(None)
+        super().resume_writing()
+
+    def _reads_nothing(self, timer: asyncio.TimerHandle | None) -> None:
+        """Keeps the timer of a client that takes no more of its answer, and ends the last one."""
+        if self._stuck is not None:
+            self._stuck.cancel()
+        self._stuck = timer
 
     def on_response_complete(self) -> None:
         self._since_s = self.loop.time()

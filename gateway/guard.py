@@ -19,7 +19,7 @@ from gateway.plan.objects import Object
 from gateway.settings import GatewaySettings
 
 PASSAGES, SIGNATURE = "/passages/", "signature"
-LINK = key_of(new_key(), LINK_OWNER)
+LINK = key_of(new_key(), LINK_OWNER, per_minute=600)
 HEAD_BYTES_MAX = 32 * 1024
 BODY_S = 30.0
 """Longest time from the head of a request to the end of its body."""
@@ -33,7 +33,11 @@ def error_body(
 
 
 class TooLarge(Exception):
-    """The body of a request is larger than it may be, or takes too long."""
+    """The body of a request is larger than it may be."""
+
+
+class TooSlow(TooLarge):
+    """The body of a request takes too long."""
 
 
 class Guard:
@@ -113,7 +117,7 @@ class Guard:
                 async with asyncio.timeout_at(until_s):
                     message = await receive()
             except TimeoutError:
-                raise TooLarge(f"the body did not come within {BODY_S:g} s") from None
+                raise TooSlow(f"the body did not come within {BODY_S:g} s") from None
             left -= len(message.get("body", b""))
             is_read = not message.get("more_body", False)
             if left < 0:

@@ -7,10 +7,11 @@ is gone waits three seconds for an equal request of the same key; then it is can
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeAlias
 
 from carpool.telemetry.gateway_metrics import GatewayMetrics
+from gateway.failures import NoAnswer
 from gateway.plan.questions import GatewayQuestion
 from producers import Client
 from schemas.answer import Answer, PartialAnswer
@@ -24,9 +25,18 @@ Request: TypeAlias = tuple[str, str]
 class _Question:
     """A question that is asked, and what came of it so far."""
 
-    def __init__(self, client: Client, asked: GatewayQuestion, query_id: str) -> None:
-        self.query_id = query_id
+    def __init__(
+        self,
+        client: Client,
+        asked: GatewayQuestion,
+        query_id: str,
+        request: Request,
+        answered: Callable[[Answer], None],
+    ) -> None:
+        self.query_id, self.request = query_id, request
+        self._answered = answered
         self.readers, self.is_read = 0, False
+        self.end: asyncio.TimerHandle | None = None
         self._events = list[Event]()
         self._grew = asyncio.Event()
         self.task = asyncio.create_task(self._ask(client, asked))
@@ -43,6 +53,8 @@ class _Question:
             self._add(error)
 
     def _add(self, event: Event) -> None:
+        if isinstance(event, Answer):
+            self._answered(event)
         self._events.append(event)
         self._grew.set()
         self._grew = asyncio.Event()
@@ -73,20 +85,32 @@ class QuestionsInFlight:
         metrics.questions.set_function(lambda: len(self._all))
 
     async def events(
-        self, asked: GatewayQuestion, query_id: str, request: Request, *, is_retry: bool
+        self,
+        asked: GatewayQuestion,
+        query_id: str,
+        request: Request,
+        answered: Callable[[Answer], None],
+        *,
+        is_retry: bool,
     ) -> AsyncGenerator[PartialAnswer | Answer, None]:
         """Asks, or goes on with an equal question whose client is gone; yields pieces and answer.
 
-        `is_retry`: the client says so, so its earlier connection is given up. Raises as
-        `Client.ask`.
+        `answered` gets the answer, once. `is_retry`: the client says so, so its earlier connection
+        is given up. Raises as `Client.ask`.
         """
         question = self._newest.get(request)
         if question is None or (question.readers and not is_retry):
-            question = self._newest[request] = _Question(self._client, asked, query_id)
+            if any(each.query_id == query_id and each.request != request for each in self._all):
+                why = "Idempotency-Key: another body with this key is in progress"
+                raise NoAnswer(409, why, retryable=False)
+            question = _Question(self._client, asked, query_id, request, answered)
+            self._newest[request] = question
             self._all.add(question)
         else:
             self._metrics.taken_over.inc()
         question.readers += 1
+        if question.end is not None:
+            question.end.cancel()
         try:
             async for event in question.read():
                 question.is_read |= isinstance(event, Answer)
@@ -97,7 +121,8 @@ class QuestionsInFlight:
         finally:
             question.readers -= 1
             wait_s = 0.0 if question.is_read else RETRY_S
-            asyncio.get_running_loop().call_later(wait_s, self._end, request, question)
+            loop = asyncio.get_running_loop()
+            question.end = loop.call_later(wait_s, self._end, request, question)
 
     def _end(self, request: Request, question: _Question) -> None:
         """Forgets a question without a reader; withdraws it, if it has no answer."""

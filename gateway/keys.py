@@ -7,7 +7,9 @@ import hmac
 import os
 import secrets
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import msgspec
@@ -56,6 +58,11 @@ class Keys:
     def __init__(self, keys: Iterable[Key]) -> None:
         self._keys: Sequence[Key] = tuple(keys)
 
+    @property
+    def have_costs(self) -> bool:
+        """Whether the cost of a key is limited."""
+        return any(key.cost_a_day for key in self._keys)
+
     def signature(self, text: str) -> str:
         """Returns what proves that a gateway with these keys wrote this text."""
         secret = "".join(key.sha256 for key in self._keys).encode()
@@ -90,10 +97,19 @@ def read_keys(path: Path) -> Keys:
     return Keys(keys)
 
 
-def keys_of(settings: GatewaySettings) -> Keys:
-    """Returns the keys of the settings; without a file, that of this machine."""
+def keys_of(settings: GatewaySettings, *, has_prices: bool = True) -> Keys:
+    """Returns the keys of the settings; without a file, that of this machine.
+
+    Raises `ConfigError`, also for a limit of cost where no prices are set.
+    """
     if settings.keys_file:
-        return read_keys(Path(settings.keys_file))
+        keys = read_keys(Path(settings.keys_file))
+        if not has_prices and keys.have_costs:
+            raise ConfigError(
+                f"{settings.keys_file} limits a cost, and client.price_in and client.price_out are "
+                "0: set what a million tokens cost"
+            )
+        return keys
     return Keys([key_of(local_key(KEY_FILE), LOCAL_OWNER)])
 
 
@@ -104,15 +120,21 @@ def environment_line(settings: GatewaySettings, port: int) -> str:
 
 
 def local_key(path: Path) -> str:
-    """Returns the key of this machine, made at the first start; only its user can read the file."""
+    """Returns the key of this machine, made at the first start; only its user can read the file.
+
+    Raises `ConfigError`.
+    """
     try:
-        return path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        text = new_key()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(file, "w", encoding="ascii") as out:
-            out.write(text + "\n")
-        return text
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile("w", dir=path.parent, encoding="ascii") as file:  # mode 600
+                file.write(new_key() + "\n")
+                file.flush()
+                with suppress(FileExistsError):  # another process was first
+                    os.link(file.name, path)
+        text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the key in {path} cannot be read: {error}") from error
+        raise ConfigError(f"the key in {path} cannot be read or made: {error}") from error
+    if not text.startswith(PREFIX):
+        raise ConfigError(f"{path} has no key: remove it, and another one is made")
+    return text

@@ -11,6 +11,7 @@ from functools import partial
 
 import structlog
 import uvicorn
+from sse_starlette.sse import AppStatus
 
 from carpool.errors import ConfigError, DeploymentError
 from carpool.kafka.settings import KafkaSettings
@@ -19,7 +20,7 @@ from carpool.telemetry.logs import configure_logs
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.settings import HttpSettings, LogSettings
 from gateway.app import Gateway
-from gateway.connections import bounded
+from gateway.connections import HEAD_S, bounded
 from gateway.guard import HEAD_BYTES_MAX, Guard
 from gateway.keys import environment_line, keys_of
 from gateway.limits import Limits
@@ -55,7 +56,7 @@ def run_gateway(
     base_url = settings.base_url(port)
     metrics, limits = Metrics(), Limits(client)
     opened = Client(kafka=kafka, settings=client)
-    keys = keys_of(settings)
+    keys = keys_of(settings, has_prices=bool(client.price_in or client.price_out))
     gateway = Gateway(opened, workflows, base_url, keys, limits, metrics.gateway)
     pages = TelemetryServer(
         host=http.host,
@@ -67,6 +68,7 @@ def run_gateway(
     app = Guard(gateway.app(), settings, keys, limits, metrics.gateway)
     log.info("listening", address=base_url, bootstrap=kafka.bootstrap, http_port=pages.port)
     ready = partial(tell, environment_line(settings, port)) if tell else lambda: None
+    AppStatus.enable_automatic_graceful_drain = False  # streams in progress may end, too
     try:
         GatewayServer(_config(settings, app), ready).run(sockets=[server])
     except SystemExit:  # so the server ends where the client cannot connect
@@ -85,6 +87,7 @@ def _config(settings: GatewaySettings, app: Guard) -> uvicorn.Config:
         proxy_headers=False,
         ws="none",
         lifespan="on",
+        timeout_keep_alive=int(2 * HEAD_S),  # `BoundedProtocol` ends them earlier
         timeout_graceful_shutdown=DRAIN_S,
         h11_max_incomplete_event_size=2 * HEAD_BYTES_MAX,
         ssl_certfile=settings.tls_cert or None,

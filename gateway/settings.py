@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -64,8 +65,9 @@ class GatewaySettings(Settings, frozen=True, kw_only=True):
 
     def names(self) -> frozenset[str]:
         """Returns the host names that a request may give."""
-        local = LOCAL_NAMES if is_loopback(self.host) else (self.host,)
-        names = (*local, *self.hosts.split(","))
+        local = LOCAL_NAMES if is_loopback(self.host) else ()
+        known = urlsplit(self.public_url).hostname or ""
+        names = (*local, self.host, known, *self.hosts.split(","))
         return frozenset(name.strip().lower() for name in names if name.strip())
 
     def check(self) -> list[str]:
@@ -75,6 +77,11 @@ class GatewaySettings(Settings, frozen=True, kw_only=True):
         if not is_loopback(self.host) and not self.keys_file:
             problems.append(
                 f"gateway.host {self.host} is reached from elsewhere: set gateway.keys_file"
+            )
+        if self.host in ("0.0.0.0", "::") and not self.public_url:  # noqa: S104
+            problems.append(
+                f"gateway.host {self.host} is no address that a client can use: set "
+                "gateway.public_url, which links name"
             )
         if not (is_loopback(self.host) or self.tls_cert or self.behind_proxy):
             problems.append(

@@ -20,7 +20,7 @@ LINKS = ("http://", "https://")
 def response_object(
     asked: GatewayQuestion,
     response_id: str,
-    created_s: float,
+    created_s: int,
     *,
     status: str = "in_progress",
     output: Sequence[Object] = (),
@@ -60,7 +60,7 @@ def response_object(
 
 def status_of(answer: Answer) -> str:
     """Returns the status of the response of an answer that has a text."""
-    return "incomplete" if answer.status == "partial" else "completed"
+    return "incomplete" if answer.finish_reason == "length" else "completed"
 
 
 def output_items(

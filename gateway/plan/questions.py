@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.plan.fields import CHAT_FIELDS, RESPONSE_FIELDS, BadRequest, check_fields
+from gateway.plan.fields import CHAT_FIELDS, NO_STATE, RESPONSE_FIELDS, BadRequest, check_fields
 from schemas.query import EarlierMessage, Generation
 
 MODEL = "carpool"
@@ -19,8 +19,9 @@ CONDENSE = "condense"
 RESULTS = "file_search_call.results"
 OWN_FIELDS = ("condense", "extractive", "top_k")
 """Of `carpool` in a request."""
-PASSED_OVER = ("file_search_call", "reasoning", "item_reference")
+PASSED_OVER = ("file_search_call", "reasoning")
 """Items of an earlier response: their texts are in its message."""
+TOOL_FIELDS = {"type", "vector_store_ids", "max_num_results", "filters"}
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -55,7 +56,7 @@ class _Said:
 def of_response(body: Any, models: Sequence[str]) -> GatewayQuestion:
     """Returns the question of a request to `/v1/responses`. Raises `BadRequest`."""
     body = _checked(body, RESPONSE_FIELDS)
-    said = _said(body, "input", [body.get("instructions")])
+    said = _said(body, "input", [_of_type(body, "instructions", str, "")])
     _check_text(body.get("text"))
     include = _of_type(body, "include", list, [])
     if unknown := [each for each in include if each != RESULTS and "logprobs" in str(each)]:
@@ -158,8 +159,10 @@ def _file_search(tools: Sequence[Any]) -> int | None:
     top_k = None
     for tool in tools:
         kind = tool.get("type") if isinstance(tool, dict) else tool
-        if kind != "file_search":
+        if kind != "file_search" or not isinstance(tool, dict):
             raise _bad("tools", f"there is no tool of type {kind!r}: file_search is the only one")
+        if unknown := sorted(tool.keys() - TOOL_FIELDS):
+            raise _bad("tools", f"{unknown[0]}: this gateway has no such option of a search")
         if tool.get("vector_store_ids") not in ([], [STORE], None):
             raise _bad("tools", f"vector_store_ids: there is one store, {STORE!r}")
         if tool.get("filters") is not None:
@@ -169,11 +172,9 @@ def _file_search(tools: Sequence[Any]) -> int | None:
 
 
 def _check_text(text: Any) -> None:
-    kind = (
-        ((text or {}).get("format") or {}).get("type", "text") if isinstance(text, dict) else text
-    )
-    if kind not in ("text", None):
-        raise _bad("text", f"an answer is plain text, and no {kind!r}")
+    given = text.get("format") if isinstance(text, dict) else text
+    if given not in (None, {"type": "text"}):
+        raise _bad("text", f"an answer is plain text, and no {given!r}")
 
 
 def _said(body: Mapping[str, Any], name: str, instructions: list[Any]) -> _Said:
@@ -188,10 +189,8 @@ def _said(body: Mapping[str, Any], name: str, instructions: list[Any]) -> _Said:
         where = f"{name}[{number}]"
         if not isinstance(message, dict):
             raise _bad(where, "it is no message")
-        if (kind := message.get("type", "message")) in PASSED_OVER:
+        if not _is_message(where, message.get("type", "message")):
             continue
-        if kind != "message":
-            raise _bad(where, f"there is nothing here that makes or takes a {kind!r}")
         role, text = message.get("role"), _text(where, message.get("content"))
         if role in ("system", "developer"):
             instructions.append(text)
@@ -204,6 +203,15 @@ def _said(body: Mapping[str, Any], name: str, instructions: list[Any]) -> _Said:
     told = [text for text in instructions if isinstance(text, str) and text.strip()]
     *before, last = said
     return _Said(question=last.text, before=tuple(before), instructions="\n\n".join(told) or None)
+
+
+def _is_message(where: str, kind: Any) -> bool:
+    """Returns whether an item is a message; False: its text is in one."""
+    if kind == "item_reference":
+        raise _bad(where, f"{NO_STATE} (the SDKs do with store: false)")
+    if kind != "message" and kind not in PASSED_OVER:
+        raise _bad(where, f"there is nothing here that makes or takes a {kind!r}")
+    return bool(kind == "message")
 
 
 def _text(where: str, content: Any) -> str:

@@ -73,7 +73,7 @@ class ResponseStream:
 
     asked: GatewayQuestion
     response_id: str
-    created_s: float
+    created_s: int
     address_of: AddressOf
     text: SentText = field(default_factory=SentText)
     has_failed: bool = False

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import openai
@@ -23,14 +24,13 @@ def responder(embedded_bootstrap: str) -> Iterator[Responder]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def address(
-    request: pytest.FixtureRequest, responder: Responder, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, str]]:
-    """The base URL of a running gateway, and its key; `SETTINGS` of the module are its own."""
-    folder = tmp_path_factory.mktemp("gateway")
-    command = [sys.executable, "-m", "carpool", "gateway", "--port", "0", "-b", responder.bootstrap]
-    for setting in getattr(request.module, "SETTINGS", ()):
+@contextmanager
+def started(
+    bootstrap: str, folder: Path, *settings: str
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A running gateway, its base URL, and its key. It ends with 0 at a SIGTERM."""
+    command = [sys.executable, "-m", "carpool", "gateway", "--port", "0", "-b", bootstrap]
+    for setting in settings:
         command += ["--set", setting]
     environ = os.environ | {"PYTHONPATH": str(Path.cwd())}
     with (
@@ -43,9 +43,20 @@ def address(
         line = next((each for each in process.stdout if "OPENAI_API_KEY" in each), "")
         found = re.search(r"OPENAI_BASE_URL=(\S+) OPENAI_API_KEY=(\S+)", line)
         assert found is not None, (folder / "log").read_text()
-        yield found[1], found[2]
+        yield process, found[1], found[2]
         process.terminate()
         assert process.wait(WAIT_S) == 0, (folder / "log").read_text()
+
+
+@pytest.fixture(scope="module")
+def address(
+    request: pytest.FixtureRequest, responder: Responder, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
+    """The base URL of a running gateway, and its key; `SETTINGS` of the module are its own."""
+    settings = getattr(request.module, "SETTINGS", ())
+    folder = tmp_path_factory.mktemp("gateway")
+    with started(responder.bootstrap, folder, *settings) as (_, base_url, key):
+        yield base_url, key
 
 
 @pytest.fixture

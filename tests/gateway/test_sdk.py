@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import httpx2
@@ -30,6 +31,7 @@ from schemas.query import Query
 from schemas.record import Record, Source
 from schemas.topics import CANCELS
 from tests.e2e.support import read_to_end
+from tests.gateway.conftest import started
 from tests.producers.responder import Responder, answer_to
 from tests.waiting import wait_until
 
@@ -347,6 +349,40 @@ def test_a_link_of_a_citation_shows_its_passage_and_no_other_without_a_key(
     assert shown.headers["content-type"].startswith("text/plain")
     for forged in (link.url_citation.url[:-1], link.url_citation.url.replace("b.md", "c.md")):
         assert httpx2.get(forged).status_code == 401
+
+
+def test_a_stream_in_progress_ends_whole_after_a_sigterm(
+    responder: Responder, tmp_path: Path
+) -> None:
+    go = threading.Event()
+
+    def slow(query: Query, source: Source) -> list[Record]:
+        go.wait(20)
+        return [whole(query, source)]
+
+    responder.reply = slow
+    with started(responder.bootstrap, tmp_path) as (process, base_url, key):
+        client = openai.OpenAI(base_url=base_url, api_key=key, max_retries=0)
+        stream = client.responses.create(model="carpool", input="How high?", stream=True)
+        assert next(stream).type == "response.created"
+        process.terminate()
+        time.sleep(1.0)
+        go.set()
+        assert list(stream)[-1].type == "response.completed"
+
+
+def test_one_idempotency_key_is_one_question(sdk: openai.OpenAI, responder: Responder) -> None:
+    ids, name = list[str](), {"Idempotency-Key": f"k {time.time()}"}
+
+    def reply(query: Query, source: Source) -> list[Record]:
+        ids.append(query.query_id)
+        return [whole(query, source)]
+
+    responder.reply = reply
+    for _ in range(2):
+        sdk.responses.create(model="carpool", input="How high?", extra_headers=name)
+    sdk.responses.create(model="carpool", input="How high?", extra_headers={"Idempotency-Key": ""})
+    assert len(set(ids[:2])) == 1 and len(set(ids)) == 2
 
 
 def test_a_client_that_goes_away_withdraws_its_question(

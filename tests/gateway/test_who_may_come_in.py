@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from carpool.errors import ConfigError
-from gateway.keys import Keys, digest_of, key_of, local_key, new_key, read_keys
+from gateway.keys import Keys, digest_of, key_of, keys_of, local_key, new_key, read_keys
 from gateway.limits import DAY_S, Limits
 from gateway.settings import GatewaySettings
 from producers.settings import ClientSettings
@@ -52,6 +52,21 @@ def test_the_key_of_a_machine_stays_and_is_its_users_alone(tmp_path: Path) -> No
     made = local_key(file := tmp_path / "own" / "key")
     assert local_key(file) == made and file.stat().st_mode & 0o777 == 0o600
     assert Keys([key_of(made, "local")]).find(f"Bearer {made}") is not None
+    assert [*file.parent.iterdir()] == [file]
+    file.write_text("")
+    with pytest.raises(ConfigError, match="has no key"):
+        local_key(file)
+
+
+def test_a_limit_of_cost_needs_prices_and_names_are_those_that_clients_use(tmp_path: Path) -> None:
+    (file := tmp_path / "keys").write_bytes(msgspec.json.encode(key_of("a", "a", cost_a_day=1.0)))
+    settings = GatewaySettings(
+        keys_file=str(file), host="10.0.0.1", public_url="https://RAG.example:8/x", hosts="b, c,"
+    )
+    assert settings.names() == {"10.0.0.1", "rag.example", "b", "c"}
+    assert keys_of(settings).have_costs
+    with pytest.raises(ConfigError, match="price_in"):
+        keys_of(settings, has_prices=False)
 
 
 def test_requests_come_at_the_rate_of_their_key() -> None:
@@ -85,8 +100,9 @@ def test_a_key_that_used_its_cost_waits_for_the_next_day() -> None:
         ({"host": "rag.example", "keys_file": "k"}, "tls_cert"),
         ({"tls_cert": "c"}, "tls_key"),
         ({"host": "::1"}, None),
-        ({"host": "0.0.0.0", "keys_file": "k", "behind_proxy": True}, None),
-        ({"host": "0.0.0.0", "keys_file": "k", "tls_cert": "c", "tls_key": "k"}, None),
+        ({"host": "0.0.0.0", "keys_file": "k", "behind_proxy": True}, "public_url"),
+        ({"host": "10.0.0.1", "keys_file": "k", "behind_proxy": True}, None),
+        ({"host": "10.0.0.1", "keys_file": "k", "tls_cert": "c", "tls_key": "k"}, None),
     ],
 )
 def test_it_listens_elsewhere_with_keys_and_tls_only(given: dict[str, object], why: str) -> None:
