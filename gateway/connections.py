@@ -68,10 +68,15 @@ class BoundedProtocol(H11Protocol):
 
 
 def bounded(connections_max: int) -> type[BoundedProtocol]:
-    """Returns the protocol with this limit, or less where this process may have less files open."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Returns the protocol with this limit, or less where this process may have less files open.
+
+    Raises the limit of open files where it is too low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections_max + OTHER_FILES
-    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    fields = {"connections_max": files - OTHER_FILES}
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = connections_max if soft == resource.RLIM_INFINITY else soft - OTHER_FILES
+    fields = {"connections_max": min(connections_max, most)}
     return type("GatewayProtocol", (BoundedProtocol,), fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import threading
 import time
@@ -102,8 +103,10 @@ def test_a_slow_head_is_closed_and_a_slow_answer_is_not(monkeypatch: pytest.Monk
         await send({"type": "http.response.body", "body": b""})
         ended.append(scope["path"])
 
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, http=connections.bounded(100), lifespan="off", log_config=None)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before, "it is high enough"
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
     thread.start()
