@@ -85,7 +85,7 @@ class UpOptions:
 
 @spread
 def up(options: UpOptions, *, sources: Config) -> None:
-    """Start everything on this machine: broker, grouper, searcher, generator, indexer, vLLM.
+    """Start everything on this machine: broker, services, gateway, vLLM.
 
     Without an index it begins with an empty corpus: put documents into it (`carpool corpus put`).
     All of it listens on loopback only. Without --bootstrap it starts a broker that keeps records in

@@ -295,8 +295,8 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _json(shown: Object, status: int = 200) -> Response:
-    return Response(orjson.dumps(shown), status, media_type="application/json")
+def _json(shown: Object) -> Response:
+    return Response(orjson.dumps(shown), media_type="application/json")
 
 
 def _refused(request: Request, error: Exception) -> Response:

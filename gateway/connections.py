@@ -46,7 +46,7 @@ class BoundedProtocol(H11Protocol):
         super().resume_writing()
 
     def _reads_nothing(self, timer: asyncio.TimerHandle | None) -> None:
-        """Keeps the timer of a client that takes no more of its answer, and ends the last one."""
+        """Replaces the timer that closes a client which takes no more of its answer."""
         if self._stuck is not None:
             self._stuck.cancel()
         self._stuck = timer

@@ -1,4 +1,4 @@
-"""Answers that are none, as HTTP says it."""
+"""Why a question has no answer, as a status of HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATUSES = {
 
 
 class NoAnswer(CarpoolError):
-    """There is no answer. `status`: of HTTP. `retryable`: whether another try may help."""
+    """A question has no answer. `status` is of HTTP; `retryable`: another try may have one."""
 
     def __init__(self, status: int, message: str, *, retryable: bool) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class NoAnswer(CarpoolError):
 
 
 def failure_of(answer: Answer) -> NoAnswer | None:
-    """Returns why an answer has no text that counts; None: it has."""
+    """Returns why a terminal answer has neither text nor documents; None: it has."""
     if answer.status in ("ok", "partial") and (answer.answer is not None or answer.fetched):
         return None
     error = answer.error

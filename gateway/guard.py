@@ -20,6 +20,7 @@ from gateway.settings import GatewaySettings
 
 PASSAGES, SIGNATURE = "/passages/", "signature"
 LINK = key_of(new_key(), LINK_OWNER, per_minute=600)
+"""Of all signed links together."""
 HEAD_BYTES_MAX = 32 * 1024
 BODY_S = 30.0
 """Longest time from the head of a request to the end of its body."""
@@ -98,11 +99,12 @@ class Guard:
         return None
 
     def _of_link(self, scope: Scope) -> Key | None:
-        """Returns who follows a link of a citation: it reads one passage without a key."""
+        """Returns the key of a signed link to a passage; None: it is no such link."""
         path = scope["path"]
+        if not path.startswith(PASSAGES):
+            return None
         wanted = f"{SIGNATURE}={self._keys.signature(path)}".encode()
-        is_signed = hmac.compare_digest(scope["query_string"], wanted)
-        return LINK if path.startswith(PASSAGES) and is_signed else None
+        return LINK if hmac.compare_digest(scope["query_string"], wanted) else None
 
     def _bounded(self, receive: Receive) -> Receive:
         """Returns what receives a body; it raises `TooLarge`."""

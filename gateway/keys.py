@@ -57,6 +57,7 @@ class Keys:
 
     def __init__(self, keys: Iterable[Key]) -> None:
         self._keys: Sequence[Key] = tuple(keys)
+        self._secret = "".join(key.sha256 for key in self._keys).encode()
 
     @property
     def have_costs(self) -> bool:
@@ -65,8 +66,9 @@ class Keys:
 
     def signature(self, text: str) -> str:
         """Returns what proves that a gateway with these keys wrote this text."""
-        secret = "".join(key.sha256 for key in self._keys).encode()
-        return hmac.new(secret, text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[:32]
+        return hmac.new(self._secret, text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[
+            :32
+        ]
 
     def find(self, authorization: str) -> Key | None:
         """Returns the key of a header `Authorization: Bearer KEY`. Its time tells nothing."""

@@ -27,5 +27,5 @@ class GatewayMetrics(MetricGroup):
     )
     failed_streams = counter(
         "gateway_failed_streams_total",
-        "Streams that ended without a whole answer. A rise: pieces are of answers that failed.",
+        "Streams that ended without a whole answer: the question failed, or the model began again.",
     )

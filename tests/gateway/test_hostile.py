@@ -81,13 +81,10 @@ def test_a_flood_of_connections_closes_the_oldest_that_wait(
     with ExitStack() as opened:
         flood = [opened.enter_context(connected(address[0])) for _ in range(500)]
         assert sdk.models.list().data
-        closed = 0
-        for each in flood[:440]:
+        for each in flood[:440]:  # recv of an open one ends with a time-out
             each.settimeout(WAIT_S)
             with suppress(ConnectionResetError):
-                assert each.recv(1) == b"", "it is closed"
-            closed += 1
-        assert closed == 440
+                assert each.recv(1) == b""
 
 
 def test_a_slow_head_is_closed_and_a_slow_answer_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

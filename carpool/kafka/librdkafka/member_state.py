@@ -28,7 +28,8 @@ from carpool.kafka.settings import KafkaSettings
 
 ASK_EVERY_S = 2.0
 QUIET_S = 10.0
-"""Without a record for so long the ends are asked for: a client may fetch no more without an error.
+"""After so long without a record, the brokers are asked for the ends of the partitions: librdkafka
+may stop fetching without an error.
 """
 MEMBERSHIP_US = 200_000
 """Maximum age of the cached membership without a rebalance.
@@ -187,7 +188,7 @@ class WaitingRecords:
     ) -> dict[TopicPartition, int]:
         """Returns the end of the log minus the position; 0 where the end was reached.
 
-        Transaction markers are not records. `ask`: the brokers, for the ends of paused partitions.
+        Transaction markers are not records. `ask` the brokers for the ends: partitions are paused.
         """
         is_quiet = time.monotonic() - self._read_s > QUIET_S
         ends = self._ends.known(partitions, ask=ask or is_quiet)
