@@ -30,12 +30,12 @@ from gateway.guard import PASSAGES, SIGNATURE, TooLarge, TooSlow, error_body
 from gateway.in_flight import QuestionsInFlight
 from gateway.keys import Key, Keys, digest_of
 from gateway.limits import Limits
-from gateway.plan.fields import BadRequest
 from gateway.plan.objects import Object, chat_object, output_items, response_object, status_of
-from gateway.plan.questions import MODEL, GatewayQuestion, of_chat, of_response
 from gateway.plan.streams import ChatStream, ResponseStream
 from producers import Client
 from producers.build_query import build_record
+from producers.openai.fields import BadRequest
+from producers.openai.questions import MODEL, OpenAIQuestion, of_chat, of_response
 from schemas.answer import Answer, PartialAnswer
 
 IDEMPOTENCY = "idempotency-key"
@@ -179,13 +179,13 @@ class Gateway:
         return answer
 
     async def _answer(
-        self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str
+        self, request: Request, body: bytes, asked: OpenAIQuestion, query_id: str
     ) -> Answer:
         """Returns the answer, or raises why there is none."""
         return await _while_there(request, self._last(request, body, asked, query_id))
 
     async def _last(
-        self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str
+        self, request: Request, body: bytes, asked: OpenAIQuestion, query_id: str
     ) -> Answer:
         async with aclosing(self._events(request, body, asked, query_id)) as events:
             async for event in events:
@@ -196,7 +196,7 @@ class Gateway:
         raise AssertionError("a question ends with an answer or an error")
 
     def _events(
-        self, request: Request, body: bytes, asked: GatewayQuestion, query_id: str
+        self, request: Request, body: bytes, asked: OpenAIQuestion, query_id: str
     ) -> AsyncGenerator[PartialAnswer | Answer, None]:
         key: Key = request.state.key
         asked = replace(asked, args={**asked.args, "tenant": key.owner})
@@ -212,7 +212,7 @@ class Gateway:
         self,
         request: Request,
         body: bytes,
-        asked: GatewayQuestion,
+        asked: OpenAIQuestion,
         query_id: str,
         stream: ResponseStream | ChatStream,
         *,

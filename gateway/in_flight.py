@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from carpool.telemetry.gateway_metrics import GatewayMetrics
 from gateway.failures import NoAnswer
-from gateway.plan.questions import GatewayQuestion
 from producers import Client
+from producers.openai.questions import OpenAIQuestion
 from schemas.answer import Answer, PartialAnswer
 
 RETRY_S = 3.0
@@ -28,7 +28,7 @@ class _Question:
     def __init__(
         self,
         client: Client,
-        asked: GatewayQuestion,
+        asked: OpenAIQuestion,
         query_id: str,
         request: Request,
         answered: Callable[[Answer], None],
@@ -41,7 +41,7 @@ class _Question:
         self._grew = asyncio.Event()
         self.task = asyncio.create_task(self._ask(client, asked))
 
-    async def _ask(self, client: Client, asked: GatewayQuestion) -> None:
+    async def _ask(self, client: Client, asked: OpenAIQuestion) -> None:
         args: dict[str, Any] = {**asked.args, "query_id": self.query_id}
         try:
             if not asked.is_stream:
@@ -86,7 +86,7 @@ class QuestionsInFlight:
 
     async def events(
         self,
-        asked: GatewayQuestion,
+        asked: OpenAIQuestion,
         query_id: str,
         request: Request,
         answered: Callable[[Answer], None],

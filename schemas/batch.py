@@ -28,13 +28,14 @@ class BatchFile(Record, frozen=True, kw_only=True):
 class BatchOptions(Record, frozen=True, kw_only=True):
     """The options that change an answer; they win over those of a line.
 
-    `workflow`: the name of a program, or a graph.
+    `workflow`: the name of a program, or a graph. `tenant`: as the header `rag-tenant`.
     """
 
     workflow: str | dict[str, Any] | None = None
     model: Identifier | None = None
     top_k: TopK | None = None
     max_tokens: NonNegative | None = None
+    tenant: Identifier | None = None
 
 
 class Round(Record, frozen=True, kw_only=True):

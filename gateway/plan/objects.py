@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gateway.plan.questions import GatewayQuestion
+from producers.openai.questions import OpenAIQuestion
 from schemas.answer import Answer, Citation
 
 Object: TypeAlias = dict[str, Any]
@@ -18,7 +18,7 @@ LINKS = ("http://", "https://")
 
 
 def response_object(
-    asked: GatewayQuestion,
+    asked: OpenAIQuestion,
     response_id: str,
     created_s: int,
     *,
@@ -64,14 +64,14 @@ def status_of(answer: Answer) -> str:
 
 
 def output_items(
-    asked: GatewayQuestion, answer: Answer, response_id: str, address_of: AddressOf
+    asked: OpenAIQuestion, answer: Answer, response_id: str, address_of: AddressOf
 ) -> list[Object]:
     """Returns the search, if the request has the tool, and the message."""
     items = [search_item(asked, answer, response_id)] if asked.has_search else []
     return [*items, message_item(answer, response_id, address_of)]
 
 
-def search_item(asked: GatewayQuestion, answer: Answer | None, response_id: str) -> Object:
+def search_item(asked: OpenAIQuestion, answer: Answer | None, response_id: str) -> Object:
     """Returns the item of the search; without an `answer`, while it searches."""
     item: Object = {
         "id": item_id("fs", response_id),
@@ -122,7 +122,7 @@ def item_id(kind: str, response_id: str) -> str:
 
 
 def chat_object(
-    asked: GatewayQuestion, chat_id: str, created_s: int, answer: Answer, address_of: AddressOf
+    asked: OpenAIQuestion, chat_id: str, created_s: int, answer: Answer, address_of: AddressOf
 ) -> Object:
     """Returns a `chat.completion`."""
     message = {
@@ -192,7 +192,7 @@ def _usage(answer: Answer) -> Object:
     }
 
 
-def _queries(asked: GatewayQuestion, answer: Answer) -> list[str]:
+def _queries(asked: OpenAIQuestion, answer: Answer) -> list[str]:
     return [step.text for step in answer.steps if step.kind == "retrieve"] or [asked.text]
 
 

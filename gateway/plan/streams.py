@@ -25,7 +25,7 @@ from gateway.plan.objects import (
     status_of,
     text_part,
 )
-from gateway.plan.questions import GatewayQuestion
+from producers.openai.questions import OpenAIQuestion
 from schemas.answer import Answer, PartialAnswer
 
 Events: TypeAlias = Iterator[Object]
@@ -71,7 +71,7 @@ class SentText:
 class ResponseStream:
     """The events of `/v1/responses`. Each has its number."""
 
-    asked: GatewayQuestion
+    asked: OpenAIQuestion
     response_id: str
     created_s: int
     address_of: AddressOf
@@ -161,7 +161,7 @@ class ResponseStream:
 class ChatStream:
     """The chunks of `/v1/chat/completions`."""
 
-    asked: GatewayQuestion
+    asked: OpenAIQuestion
     chat_id: str
     created_s: int
     address_of: AddressOf

@@ -6,12 +6,14 @@ A line is refused if it asks for anything that Carpool cannot honour.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from producers.build_query import QueryRecord, QuestionArgs, build_record
+from producers.openai.fields import BadRequest
+from producers.openai.questions import MODEL, OpenAIQuestion, of_chat, of_response
 from schemas.batch import BatchOptions
 from schemas.errors import RecordError
 from schemas.query import Generation
@@ -31,28 +33,17 @@ OF_OTHERS = frozenset({"answers", "passages", "metadata"})
 """Fields that are not asked: gold of `carpool eval`, and what the user wants."""
 IDS = ("custom_id", "id", "query_id")
 TEXTS = ("text", "question")
-ANY_MODEL = "carpool"
-"""As a model: whichever the generator has; `carpool/NAME` is the workflow NAME."""
-URLS = ("/v1/chat/completions", "/v1/responses")
-MESSAGES = ("messages", "input")
-LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-NEUTRAL: Mapping[str, object] = {
-    **dict.fromkeys(("n", "top_p"), 1),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), 0),
-    **dict.fromkeys(("stream", "store", "background", "logprobs"), False),
-    "tools": [],
-}
-"""Fields of OpenAI's requests that change nothing if they have this value."""
-IGNORED = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier"})
+CHAT, RESPONSES = URLS = ("/v1/chat/completions", "/v1/responses")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLine:
-    """A question of a batch. `arguments`: its own, and those of the batch."""
+    """A question of a batch. `arguments`: its own, and those of the batch. `asked`: as OpenAI's."""
 
     text: str | None
     custom_id: str | None
     arguments: QuestionArgs
+    asked: OpenAIQuestion | None = None
 
     @property
     def generation(self) -> Generation:
@@ -103,14 +94,12 @@ def _object(content: bytes) -> Object:
     return line
 
 
-def _one_of(line: Object, names: tuple[str, ...], *, or_else: str = "") -> Any:
-    """Returns the field that it has of `names`; None if it has `or_else` instead, or this is
-    `none`.
-    """
+def _one_of(line: Object, names: tuple[str, ...], *, or_else: str) -> Any:
+    """Returns the field that it has of `names`; None if it has `or_else` instead."""
     found = [name for name in names if line.get(name) is not None]
     if len(found) > 1:
         raise _refusal(found[1], f"`{found[0]}` says the same; send one of them")
-    if not found and or_else != "none" and not line.get(or_else):
+    if not found and not line.get(or_else):
         raise RecordError("missing_field", f"it has no `{names[0]}`", field=f"$.{names[0]}")
     return line[found[0]] if found else None
 
@@ -121,7 +110,7 @@ def _own(line: Object, options: BatchOptions) -> BatchLine:
     wishes = _converted(given.pop("generation", {}), Object, "generation")
     fields = Generation.__struct_fields__
     wishes |= {name: line[name] for name in fields if line.get(name) is not None}
-    if wishes.get("model") == ANY_MODEL:
+    if wishes.get("model") == MODEL:
         del wishes["model"]
     given["generation"] = _converted(wishes, Generation, "generation")
     if isinstance(vector := line.get("vector"), list):
@@ -137,42 +126,20 @@ def _own(line: Object, options: BatchOptions) -> BatchLine:
 
 
 def _openai(line: Object, options: BatchOptions) -> BatchLine:
-    if line.get("method", "POST") != "POST" or line.get("url", URLS[0]) not in URLS:
+    url = line.get("url", CHAT)
+    if line.get("method", "POST") != "POST" or url not in URLS:
         raise _refusal("url", f"only POST to {' and '.join(URLS)} is answered")
-    body = line.get("body")
-    if not isinstance(body, dict):
+    if line.get("body") is None:
         raise RecordError("missing_field", "it has no `body`", field="$.body")
-    body = {name: value for name, value in body.items() if value is not None}
-    messages = _one_of(body, MESSAGES)
-    length = _one_of(body, LENGTHS, or_else="none")
-    given: dict[str, Any] = {}
-    model = body.get("model", ANY_MODEL)
-    if isinstance(model, str) and model.partition("/")[0] == ANY_MODEL:
-        given["workflow"] = model.partition("/")[2] or None
-        model = None
-    fields = {"model": model, "max_tokens": length}
-    fields |= {name: body.get(name) for name in ("temperature", "seed")}
-    given["generation"] = _converted(fields, Generation, "body")
-    for name in body.keys() - IGNORED - {*fields, *LENGTHS, *MESSAGES}:
-        if name not in NEUTRAL or body[name] != NEUTRAL[name]:
-            raise _refusal(f"body.{name}", "cannot be honoured; leave it out", "unsupported")
+    try:
+        asked = (of_chat if url == CHAT else of_response)(line["body"], None)
+    except BadRequest as error:
+        raise _refusal("body" + (f".{error.param}" if error.param else ""), str(error)) from None
+    if asked.is_stream:
+        raise _refusal("body.stream", "an answer of a batch is no stream")
     custom_id = line.get("custom_id")
-    text = _question(messages)
-    return _line(text, None if custom_id is None else str(custom_id), given, options)
-
-
-def _question(messages: Any) -> str:
-    """Returns the one message of the user."""
-    if isinstance(messages, str):
-        return messages
-    if isinstance(messages, list) and len(messages) == 1 and isinstance(messages[0], dict):
-        content = messages[0].get("content")
-        if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
-            content = content[0].get("text")
-        if isinstance(content, str) and messages[0].get("role") == "user":
-            return content
-    why = "is not one message of the user, with one text; others are not read"
-    raise _refusal("body.messages", why, "unsupported")
+    custom_id = None if custom_id is None else str(custom_id)
+    return replace(_line(asked.text, custom_id, asked.args, options), asked=asked)
 
 
 def _line(
@@ -181,12 +148,12 @@ def _line(
     """Returns a line with what it has, and the options of the batch, which win."""
     generation = given.get("generation") or Generation()
     if options.model is not None:
-        model = None if options.model == ANY_MODEL else options.model
+        model = None if options.model == MODEL else options.model
         generation = msgspec.structs.replace(generation, model=model)
     if options.max_tokens is not None:
         generation = msgspec.structs.replace(generation, max_tokens=options.max_tokens)
     arguments: Any = dict(given)
-    for name in ("top_k", "workflow"):
+    for name in ("top_k", "workflow", "tenant"):
         if (value := getattr(options, name)) is not None:
             arguments[name] = value
     arguments["generation"] = None if generation == Generation() else generation

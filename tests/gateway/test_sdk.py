@@ -14,7 +14,7 @@ import pytest
 from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
-from gateway.plan.fields import CHAT_FIELDS, RESPONSE_FIELDS
+from producers.openai.fields import CHAT_FIELDS, RESPONSE_FIELDS
 from schemas.answer import (
     Answer,
     AnswerError,

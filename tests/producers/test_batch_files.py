@@ -22,7 +22,7 @@ from producers.batch.output_file import OutputFile, write_ordered
 from schemas.batch import AnswerLine, BatchOptions
 from schemas.codec import decode
 from schemas.errors import RecordError
-from schemas.query import Generation, Query
+from schemas.query import EarlierMessage, Generation, Query
 from tests.cli.support import carpool
 
 
@@ -36,6 +36,8 @@ def written(path: Path, waits: Callable[[str], bool] = lambda _: False) -> Itera
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "who?"}]}
 
+SYSTEM = {"role": "system", "content": "Be brief."}
+EARLIER = {"role": "assistant", "content": "Yes."}
 
 Opened = Callable[..., tuple[InputFile, list[AnswerLine]]]
 
@@ -84,6 +86,15 @@ def openai(**body: Any) -> dict[str, Any]:
             openai(messages=[{"role": "user", "content": [{"type": "text", "text": "who?"}]}]),
             {"generation": Generation(model="m")},
         ),
+        (
+            openai(model="org/m", messages=[SYSTEM, EARLIER, BODY["messages"][0]]),
+            {
+                "generation": Generation(model="org/m"),
+                "instructions": "Be brief.",
+                "messages": (EarlierMessage(role="assistant", text="Yes."),),
+                "workflow": "condense",
+            },
+        ),
     ],
 )
 def test_a_line_is_text_json_or_openais(line: Any, arguments: dict[str, Any]) -> None:
@@ -112,12 +123,15 @@ def test_a_line_is_text_json_or_openais(line: Any, arguments: dict[str, Any]) ->
         ({"text": "x", "generation": 5}, "$.generation"),
         ({"vector": ["a"], "embedding_model": "m"}, "$.vector"),
         ({"vector": [1e300], "embedding_model": "m"}, "$.vector"),
-        (openai(messages=[{"role": "system", "content": "x"}]), "$.body.messages"),
-        (openai(messages=[*BODY["messages"], *BODY["messages"]]), "$.body.messages"),
+        (openai(messages=[SYSTEM]), "$.body.messages"),
+        (openai(messages=[*BODY["messages"], EARLIER]), "$.body.messages"),
+        (openai(stream=True), "$.body.stream"),
+        (openai(wish=1), "$.body.wish"),
+        ({"url": "/v1/responses", "body": {"input": "x", "tools": [{}]}}, "$.body.tools"),
         (openai(n=2), "$.body.n"),
         (openai(tools=[{"type": "file_search"}]), "$.body.tools"),
         (openai(response_format={"type": "json_object"}), "$.body.response_format"),
-        (openai(max_tokens=9, max_completion_tokens=8), "$.max_completion_tokens"),
+        (openai(max_tokens=9, max_completion_tokens=8), "$.body.max_tokens"),
         ({"url": "/v1/embeddings", "body": {"input": "x"}}, "$.url"),
         ({"custom_id": "c", "method": "POST", "body": None}, "$.body"),
     ],

@@ -1,4 +1,7 @@
-"""Turns a request of OpenAI's into a question. Pure."""
+"""Turns a request of OpenAI's into a question. Pure.
+
+`models`: the names that a request may give; None: any, and another than `carpool` is the LLM's.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.plan.fields import CHAT_FIELDS, NO_STATE, RESPONSE_FIELDS, BadRequest, check_fields
+from producers.openai.fields import CHAT_FIELDS, NO_STATE, RESPONSE_FIELDS, BadRequest, check_fields
 from schemas.query import EarlierMessage, Generation
 
 MODEL = "carpool"
@@ -22,11 +25,12 @@ OWN_FIELDS = ("condense", "extractive", "top_k")
 PASSED_OVER = ("file_search_call", "reasoning")
 """Items of an earlier response: their texts are in its message."""
 TOOL_FIELDS = {"type", "vector_store_ids", "max_num_results", "filters"}
+CHAT_LENGTHS = ("max_completion_tokens", "max_tokens")
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayQuestion:
+class OpenAIQuestion:
     """A question, and what the object of its answer repeats.
 
     `args`: of `Client.ask`. `shown`: fields of the request that the object has, too. `has_search`:
@@ -53,7 +57,7 @@ class _Said:
     instructions: str | None
 
 
-def of_response(body: Any, models: Sequence[str]) -> GatewayQuestion:
+def of_response(body: Any, models: Sequence[str] | None) -> OpenAIQuestion:
     """Returns the question of a request to `/v1/responses`. Raises `BadRequest`."""
     body = _checked(body, RESPONSE_FIELDS)
     said = _said(body, "input", [_of_type(body, "instructions", str, "")])
@@ -68,7 +72,7 @@ def of_response(body: Any, models: Sequence[str]) -> GatewayQuestion:
     if has_results:
         args["passages"] = True
     names = ("instructions", "metadata", "max_output_tokens", "temperature", "user", "reasoning")
-    return GatewayQuestion(
+    return OpenAIQuestion(
         text=said.question,
         args=args,
         model=_model(body, models),
@@ -80,14 +84,17 @@ def of_response(body: Any, models: Sequence[str]) -> GatewayQuestion:
     )
 
 
-def of_chat(body: Any, models: Sequence[str]) -> GatewayQuestion:
+def of_chat(body: Any, models: Sequence[str] | None) -> OpenAIQuestion:
     """Returns the question of a request to `/v1/chat/completions`. Raises `BadRequest`."""
     body = _checked(body, CHAT_FIELDS)
     said = _said(body, "messages", [])
-    max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+    lengths = [name for name in CHAT_LENGTHS if body.get(name) is not None]
+    if len(lengths) > 1:
+        raise _bad(lengths[1], f"{lengths[0]} says the same; send one of them")
+    max_tokens = body[lengths[0]] if lengths else None
     args = _args(body, said, models, max_tokens=max_tokens, seed=body.get("seed"))
     options = _of_type(body, "stream_options", dict, {})
-    return GatewayQuestion(
+    return OpenAIQuestion(
         text=said.question,
         args=args,
         model=_model(body, models),
@@ -104,8 +111,10 @@ def _checked(body: Any, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return body
 
 
-def _model(body: Mapping[str, Any], models: Sequence[str]) -> str:
+def _model(body: Mapping[str, Any], models: Sequence[str] | None) -> str:
     name = body.get("model")
+    if models is None:
+        return str(_of_type(body, "model", str, MODEL))
     if not isinstance(name, str) or name not in models:
         known = ", ".join(models)
         raise BadRequest(
@@ -119,7 +128,7 @@ def _model(body: Mapping[str, Any], models: Sequence[str]) -> str:
 def _args(
     body: Mapping[str, Any],
     said: _Said,
-    models: Sequence[str],
+    models: Sequence[str] | None,
     *,
     top_k: int | None = None,
     max_tokens: Any = None,
@@ -129,7 +138,9 @@ def _args(
     if unknown := sorted(own.keys() - set(OWN_FIELDS)):
         known = ", ".join(OWN_FIELDS)
         raise _bad("carpool", f"there is no {unknown[0]!r} in it; there are: {known}")
-    workflow = _model(body, models).partition("/")[2] or None
+    model = _model(body, models)
+    first, _, rest = model.partition("/")
+    workflow = rest or None if first == MODEL else None
     is_condensed = said.before and own.get("condense", True)
     try:
         generation = msgspec.convert(
@@ -138,6 +149,7 @@ def _args(
                 "temperature": body.get("temperature"),
                 "seed": seed,
                 "extractive": own.get("extractive", False),
+                "model": None if first == MODEL else model,
             },
             Generation,
         )
@@ -149,7 +161,7 @@ def _args(
         "workflow": workflow or (CONDENSE if is_condensed else None),
         "instructions": said.instructions,
     }
-    if workflow or is_condensed:
+    if said.before and (workflow or is_condensed):
         args["messages"] = said.before
     return args
 

@@ -1,0 +1,1 @@
+"""OpenAI's requests as questions. Pure."""
