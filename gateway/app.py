@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -25,20 +22,28 @@ import carpool
 from carpool.errors import CarpoolError, RecordError, RetryableError
 from carpool.telemetry.gateway_metrics import GatewayMetrics
 from gateway.agents import agent_server
-from gateway.failures import NoAnswer, failure_of
-from gateway.guard import PASSAGES, SIGNATURE, TooLarge, TooSlow, error_body
+from gateway.failures import NoAnswer, error_body, failure_of
+from gateway.file_routes import FileRoutes
+from gateway.guard import PASSAGES, TooLarge, TooSlow
 from gateway.in_flight import QuestionsInFlight
-from gateway.keys import Key, Keys, digest_of
+from gateway.keys import Key
 from gateway.limits import Limits
-from gateway.plan.objects import Object, chat_object, output_items, response_object, status_of
+from gateway.plan.objects import (
+    AddressOf,
+    Object,
+    chat_object,
+    output_items,
+    response_object,
+    status_of,
+)
 from gateway.plan.streams import ChatStream, ResponseStream
+from gateway.requests import digest_of_request, parsed, query_id_of, while_there
 from producers import Client
 from producers.build_query import build_record
 from producers.openai.fields import BadRequest
 from producers.openai.questions import MODEL, OpenAIQuestion, of_chat, of_response
 from schemas.answer import Answer, PartialAnswer
 
-IDEMPOTENCY = "idempotency-key"
 RETRY_COUNT = "x-stainless-retry-count"
 """The SDK counts its tries here."""
 PING_S = 15
@@ -52,17 +57,17 @@ class Gateway:
         self,
         client: Client,
         workflows: Sequence[str],
-        base_url: str,
-        keys: Keys,
+        address_of: AddressOf,
         limits: Limits,
         metrics: GatewayMetrics,
+        files: FileRoutes,
     ) -> None:
-        self._client = client
+        self._client, self._files = client, files
         self._metrics = metrics
         self._questions = QuestionsInFlight(client, metrics)
         self.beat_s = time.monotonic()
         self.failure: CarpoolError | None = None
-        self._address_of = partial(passage_address, base_url, keys)
+        self._address_of = address_of
         self._limits = limits
         self.models = (MODEL, *(f"{MODEL}/{name}" for name in workflows))
         self._started_s = int(time.time())
@@ -77,6 +82,7 @@ class Gateway:
             Route("/v1/responses", self._responses, methods=["POST"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route(f"{PASSAGES}{{name:path}}", self._passage),
+            *self._files.routes(),
             *(Route(path, self._agents.asgi_app, methods=["POST"]) for path in ("/mcp", "/mcp/")),
         ]
         handlers: dict[Any, Any] = {
@@ -96,16 +102,19 @@ class Gateway:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         try:
             await self._client.__aenter__()
+            await asyncio.to_thread(self._files.open)
         except CarpoolError as error:
             self.failure = error
             raise
         async with self._agents.run():
-            beat = asyncio.create_task(self._beat())
+            tasks = asyncio.create_task(self._beat()), asyncio.create_task(self._files.watch())
             try:
                 yield
             finally:
-                beat.cancel()
+                for task in tasks:
+                    task.cancel()
                 await self._questions.close()
+                await self._files.close()
                 await self._client.__aexit__()
 
     async def _beat(self) -> None:
@@ -133,8 +142,8 @@ class Gateway:
 
     async def _responses(self, request: Request) -> Response:
         body = await request.body()
-        asked = of_response(_parsed(body), self.models)
-        query_id, made_s = _query_id(request), int(time.time())
+        asked = of_response(parsed(body), self.models)
+        query_id, made_s = query_id_of(request), int(time.time())
         response_id = f"resp_{query_id.replace('-', '')}"
         if asked.is_stream:
             return self._streamed(
@@ -152,8 +161,8 @@ class Gateway:
 
     async def _chat(self, request: Request) -> Response:
         body = await request.body()
-        asked = of_chat(_parsed(body), self.models)
-        query_id, made_s = _query_id(request), int(time.time())
+        asked = of_chat(parsed(body), self.models)
+        query_id, made_s = query_id_of(request), int(time.time())
         chat_id = f"chatcmpl-{query_id.replace('-', '')}"
         if asked.is_stream:
             stream = ChatStream(asked, chat_id, made_s, self._address_of)
@@ -174,7 +183,7 @@ class Gateway:
         """Asks for the key of a request. A client that goes away withdraws the question."""
         key: Key = request.state.key
         asked = self._client.ask(text, tenant=key.owner, **args)
-        answer = await _while_there(request, asked)
+        answer = await while_there(request, asked)
         self._limits.spent(key, answer, time.time())
         return answer
 
@@ -182,7 +191,7 @@ class Gateway:
         self, request: Request, body: bytes, asked: OpenAIQuestion, query_id: str
     ) -> Answer:
         """Returns the answer, or raises why there is none."""
-        return await _while_there(request, self._last(request, body, asked, query_id))
+        return await while_there(request, self._last(request, body, asked, query_id))
 
     async def _last(
         self, request: Request, body: bytes, asked: OpenAIQuestion, query_id: str
@@ -200,7 +209,7 @@ class Gateway:
     ) -> AsyncGenerator[PartialAnswer | Answer, None]:
         key: Key = request.state.key
         asked = replace(asked, args={**asked.args, "tenant": key.owner})
-        what = (key.sha256, _digest(request, body))
+        what = (key.sha256, digest_of_request(request, body))
         is_retry = request.headers.get(RETRY_COUNT, "0") != "0"
 
         def spent(answer: Answer) -> None:
@@ -239,12 +248,6 @@ class Gateway:
         return EventSourceResponse(events(), ping=PING_S, sep="\n")
 
 
-def passage_address(base_url: str, keys: Keys, passage_id: str) -> str:
-    """Returns the address of the text of a passage, which needs no key."""
-    signature = keys.signature(f"{PASSAGES}{passage_id}")
-    return f"{base_url}{PASSAGES}{quote(passage_id, safe='')}?{SIGNATURE}={signature}"
-
-
 def _shown_of(stream: ResponseStream | ChatStream, event: Any) -> Any:
     if not isinstance(event, Answer):
         return () if event.step is not None else stream.piece(event)
@@ -255,44 +258,6 @@ def _shown_of(stream: ResponseStream | ChatStream, event: Any) -> Any:
 def _event(shown: Object) -> dict[str, str]:
     event = {"data": orjson.dumps(shown).decode()}
     return event | {"event": shown["type"]} if "sequence_number" in shown else event
-
-
-def _parsed(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is no JSON: {error}") from None
-
-
-def _query_id(request: Request) -> str:
-    """Returns the id of the question: the same for the same idempotency key of an owner."""
-    if not (idempotency := request.headers.get(IDEMPOTENCY)):
-        return str(uuid.uuid4())
-    key: Key = request.state.key
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{key.owner}\n{request.url.path}\n{idempotency}"))
-
-
-def _digest(request: Request, body: bytes) -> str:
-    idempotency = request.headers.get(IDEMPOTENCY, "")
-    return digest_of(f"{request.url.path}\n{idempotency}\n{hashlib.sha256(body).hexdigest()}")
-
-
-async def _while_there(request: Request, asked: Coroutine[Any, Any, Answer]) -> Answer:
-    """Returns what `asked` returns; cancels it when the client of the request goes away."""
-    task, gone = asyncio.create_task(asked), asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise NoAnswer(499, "the client is gone", retryable=False)
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _json(shown: Object) -> Response:

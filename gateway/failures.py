@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from carpool.errors import CarpoolError
 from schemas.answer import Answer
 
@@ -37,3 +39,10 @@ def failure_of(answer: Answer) -> NoAnswer | None:
     if error is None:
         return NoAnswer(500, f"the question ended as {answer.status}", retryable=False)
     return NoAnswer(STATUSES.get(error.type, 400), error.message, retryable=error.retryable)
+
+
+def error_body(
+    message: str, *, kind: str = "invalid_request_error", param: str | None = None, code: str = ""
+) -> dict[str, Any]:
+    """Returns the body of an error, as the SDK reads it."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or None}}

@@ -6,31 +6,26 @@ import asyncio
 import hmac
 import time
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carpool.telemetry.gateway_metrics import GatewayMetrics
+from gateway.failures import error_body
 from gateway.keys import LINK_OWNER, Key, Keys, key_of, new_key
 from gateway.limits import Limits
-from gateway.plan.objects import Object
 from gateway.settings import GatewaySettings
 
 PASSAGES, SIGNATURE = "/passages/", "signature"
 LINK = key_of(new_key(), LINK_OWNER, per_minute=600)
 """Of all signed links together."""
 HEAD_BYTES_MAX = 32 * 1024
-BODY_S = 30.0
-"""Longest time from the head of a request to the end of its body."""
-
-
-def error_body(
-    message: str, *, kind: str = "invalid_request_error", param: str | None = None, code: str = ""
-) -> Object:
-    """Returns the body of an error, as the SDK reads it."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code or None}}
+BODY_S, UPLOAD_S = 30.0, 600.0
+"""Longest time from the head of a request to the end of its body; of one with a file."""
+FORM_BYTES = 64 * 1024
+"""What a form has besides its file, at most."""
 
 
 class TooLarge(Exception):
@@ -57,7 +52,10 @@ class Guard:
         self._limits = limits
         self._metrics = metrics
         self._hosts = settings.names()
-        self._body_bytes_max = settings.body_bytes_max
+        self._bounds = {
+            False: (settings.body_bytes_max, BODY_S),
+            True: (settings.file_bytes_max + FORM_BYTES, UPLOAD_S),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses a request, or passes it on with the key in its state."""
@@ -75,7 +73,7 @@ class Guard:
             await refusal(scope, receive, sent)
             return
         with self._metrics.request_seconds.time():
-            await self._app(scope, self._bounded(receive), sent)
+            await self._app(scope, self._bounded(receive, *self._bounds[_is_upload(scope)]), sent)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
@@ -94,8 +92,9 @@ class Guard:
             why, wait_s = over
             return _error(429, why, kind="rate_limit_error", headers={"retry-after": str(wait_s)})
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self._body_bytes_max:
-            return _error(413, f"the body has {length} bytes, and may have {self._body_bytes_max}")
+        bytes_max, _ = self._bounds[_is_upload(scope)]
+        if not length.isdecimal() or int(length) > bytes_max:
+            return _error(413, f"the body has {length} bytes, and may have {bytes_max}")
         return None
 
     def _of_link(self, scope: Scope) -> Key | None:
@@ -106,10 +105,10 @@ class Guard:
         wanted = f"{SIGNATURE}={self._keys.signature(path)}".encode()
         return LINK if hmac.compare_digest(scope["query_string"], wanted) else None
 
-    def _bounded(self, receive: Receive) -> Receive:
+    def _bounded(self, receive: Receive, bytes_max: int, body_s: float) -> Receive:
         """Returns what receives a body; it raises `TooLarge`."""
-        left, is_read = self._body_bytes_max, False
-        until_s = asyncio.get_running_loop().time() + BODY_S
+        left, is_read = bytes_max, False
+        until_s = asyncio.get_running_loop().time() + body_s
 
         async def received() -> Message:
             nonlocal left, is_read
@@ -119,14 +118,25 @@ class Guard:
                 async with asyncio.timeout_at(until_s):
                     message = await receive()
             except TimeoutError:
-                raise TooSlow(f"the body did not come within {BODY_S:g} s") from None
+                raise TooSlow(f"the body did not come within {body_s:g} s") from None
             left -= len(message.get("body", b""))
             is_read = not message.get("more_body", False)
             if left < 0:
-                raise TooLarge(f"the body has more than {self._body_bytes_max} bytes")
+                raise TooLarge(f"the body has more than {bytes_max} bytes")
             return message
 
         return received
+
+
+def passage_address(base_url: str, keys: Keys, passage_id: str) -> str:
+    """Returns the address of the text of a passage, which needs no key."""
+    signature = keys.signature(f"{PASSAGES}{passage_id}")
+    return f"{base_url}{PASSAGES}{quote(passage_id, safe='')}?{SIGNATURE}={signature}"
+
+
+def _is_upload(scope: Scope) -> bool:
+    """Returns whether the body is a file, which may be larger than others."""
+    return bool(scope["method"] == "POST" and scope["path"] == "/v1/files")
 
 
 def _name(address: str) -> str:

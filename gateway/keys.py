@@ -64,6 +64,10 @@ class Keys:
         """Whether the cost of a key is limited."""
         return any(key.cost_a_day for key in self._keys)
 
+    def first_of(self, owner: str) -> Key | None:
+        """Returns the first key of an owner: that which batches are charged to."""
+        return next((key for key in self._keys if key.owner == owner), None)
+
     def signature(self, text: str) -> str:
         """Returns what proves that a gateway with these keys wrote this text."""
         return hmac.new(self._secret, text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[

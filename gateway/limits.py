@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from math import inf
+from threading import Lock
 
 from gateway.keys import Key
 from producers.settings import ClientSettings
@@ -25,10 +26,14 @@ class _Use:
 
 
 class Limits:
-    """For one event loop. It forgets when the process ends; other gateways have their own."""
+    """For one event loop, but for `charge`. It forgets when the process ends.
+
+    Other gateways have their own.
+    """
 
     def __init__(self, prices: ClientSettings) -> None:
         self._prices = prices
+        self._lock = Lock()
         self._uses: defaultdict[str, _Use] = defaultdict(_Use)
 
     def refusal(self, key: Key, now_s: float) -> tuple[str, int] | None:
@@ -41,7 +46,7 @@ class Limits:
                 wait_s = (1 - use.left) * MINUTE_S / key.per_minute
                 return f"this key may send {key.per_minute} requests a minute", int(wait_s) + 1
             use.left -= 1
-        if key.cost_a_day and use.day == now_s // DAY_S and use.cost >= key.cost_a_day:
+        if not self.charge(key, 0.0, now_s):
             left_s = DAY_S - int(now_s % DAY_S)
             return f"this key has used its {key.cost_a_day:g} of today", left_s
         return None
@@ -50,9 +55,15 @@ class Limits:
         """Counts what the tokens of an answer cost (`client.price_in`, `client.price_out`)."""
         if answer.usage is None or answer.replayed:
             return
-        use, day = self._uses[key.sha256], int(now_s // DAY_S)
-        if use.day != day:
-            use.day, use.cost = day, 0.0
         tokens_in, tokens_out = answer.usage.input_tokens, answer.usage.output_tokens
         cost = tokens_in * self._prices.price_in + tokens_out * self._prices.price_out
-        use.cost += cost * PER_MILLION
+        self.charge(key, cost * PER_MILLION, now_s)
+
+    def charge(self, key: Key, cost: float, now_s: float) -> bool:
+        """Counts a cost; returns whether the key may ask more today. Thread-safe."""
+        use, day = self._uses[key.sha256], int(now_s // DAY_S)
+        with self._lock:
+            if use.day != day:
+                use.day, use.cost = day, 0.0
+            use.cost += cost
+            return not key.cost_a_day or use.cost < key.cost_a_day

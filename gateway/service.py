@@ -13,6 +13,7 @@ import structlog
 import uvicorn
 from sse_starlette.sse import AppStatus
 
+from carpool.clock import SystemClock
 from carpool.errors import ConfigError, DeploymentError
 from carpool.kafka.settings import KafkaSettings
 from carpool.telemetry.http import TelemetryServer
@@ -20,10 +21,15 @@ from carpool.telemetry.logs import configure_logs
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.settings import HttpSettings, LogSettings
 from gateway.app import Gateway
+from gateway.batch_job import BatchParts
 from gateway.connections import HEAD_S, bounded
-from gateway.guard import HEAD_BYTES_MAX, Guard
-from gateway.keys import environment_line, keys_of
+from gateway.file_routes import FileRoutes
+from gateway.files import Files
+from gateway.guard import HEAD_BYTES_MAX, Guard, passage_address
+from gateway.keys import Keys, environment_line, keys_of
+from gateway.ledger import Ledger
 from gateway.limits import Limits
+from gateway.plan.objects import AddressOf
 from gateway.settings import GatewaySettings
 from producers import Client
 from producers.settings import ClientSettings
@@ -57,7 +63,9 @@ def run_gateway(
     metrics, limits = Metrics(), Limits(client)
     opened = Client(kafka=kafka, settings=client)
     keys = keys_of(settings, has_prices=bool(client.price_in or client.price_out))
-    gateway = Gateway(opened, workflows, base_url, keys, limits, metrics.gateway)
+    address_of = partial(passage_address, base_url, keys)
+    files = FileRoutes(_parts(kafka, client, keys, limits, address_of))
+    gateway = Gateway(opened, workflows, address_of, limits, metrics.gateway, files)
     pages = TelemetryServer(
         host=http.host,
         port=http.port,
@@ -75,6 +83,27 @@ def run_gateway(
         raise gateway.failure or DeploymentError("the server did not start; see its log") from None
     finally:
         pages.close()
+
+
+def _parts(
+    kafka: KafkaSettings, client: ClientSettings, keys: Keys, limits: Limits, address_of: AddressOf
+) -> BatchParts:
+    def spent(owner: str, cost: float) -> bool:
+        """Charges the first key of an owner; without one, its batches do not run here."""
+        key = keys.first_of(owner)
+        return key is not None and limits.charge(key, cost, time.time())
+
+    clock = SystemClock()
+    ledger = Ledger(kafka, client, clock)
+    return BatchParts(
+        kafka=kafka,
+        client=client,
+        clock=clock,
+        ledger=ledger,
+        files=Files(kafka, ledger, clock),
+        address_of=address_of,
+        spent=spent,
+    )
 
 
 def _config(settings: GatewaySettings, app: Guard) -> uvicorn.Config:

@@ -45,8 +45,12 @@ class GatewaySettings(Settings, frozen=True, kw_only=True):
         ),
     ] = ""
     body_bytes_max: Annotated[
-        int, Meta(ge=1_024, le=1 << 30, description="Largest body of a request, bytes.")
+        int,
+        Meta(ge=1_024, le=1 << 30, description="Largest body of a request without a file, bytes."),
     ] = 512 * 1024
+    file_bytes_max: Annotated[
+        int, Meta(ge=1_024, le=1 << 30, description="Largest file of a batch, bytes.")
+    ] = 200 * 1000 * 1000
     connections_max: Annotated[
         int,
         Meta(

@@ -14,6 +14,9 @@ State = Literal["running", "stopped", "done", "cancelled"]
 """`stopped`: by its user, or by an error; the same command goes on."""
 
 
+HowEnded = Literal["completed", "failed", "expired", "cancelled"]
+
+
 class BatchFile(Record, frozen=True, kw_only=True):
     """The file of a batch. `questions` and `refused`: lines that are, and cannot be, asked."""
 
@@ -47,6 +50,26 @@ class Round(Record, frozen=True, kw_only=True):
     ends: tuple[NonNegative, ...]
 
 
+class BatchRequest(Record, frozen=True, kw_only=True):
+    """What a batch of `/v1/batches` has in addition. `owner`: who may read and cancel it.
+
+    `is_cancelled`: by its owner; its runner follows. `ended`: how, and `ended_ms`: when, in epoch
+    milliseconds; then it has files of answers and of errors, each if it has any. `failure`: why it
+    could not be run.
+    """
+
+    owner: Identifier
+    endpoint: str
+    input_file_id: Identifier
+    metadata: dict[str, str] | None = None
+    is_cancelled: bool = False
+    ended: HowEnded | None = None
+    ended_ms: NonNegative = 0
+    output_file_id: Identifier | None = None
+    error_file_id: Identifier | None = None
+    failure: str | None = None
+
+
 class Batch(Record, frozen=True, kw_only=True):
     """What is known of a batch, without its answers.
 
@@ -54,12 +77,14 @@ class Batch(Record, frozen=True, kw_only=True):
     `rag.answers.v1` when it began, `positions`: up to which its runner has read them. `runner`: the
     process that works on it; None: none does.
     `counts`: lines by the status of their answer. `first_open` and `next_line`: what is in progress
-    is between these lines. Times are in epoch milliseconds, for people only.
+    is between these lines. `request`: of a batch of `/v1/batches`. Times are in epoch milliseconds,
+    for people only.
     """
 
     batch_id: Identifier
     file: BatchFile
     options: BatchOptions
+    request: BatchRequest | None = None
     state: State
     starts: tuple[NonNegative, ...]
     positions: tuple[NonNegative, ...] = ()

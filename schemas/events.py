@@ -7,6 +7,7 @@ from schemas.batch import Batch
 from schemas.cancel import Cancel
 from schemas.deadletter import DeadLetterMark
 from schemas.document import Base, BaseWanted, Document, DocumentVectors
+from schemas.files import FilePiece, StoredFile
 from schemas.group import Group
 from schemas.query import Query
 from schemas.record import Record
@@ -20,6 +21,8 @@ _NAMES: dict[type[Record], tuple[str, str]] = {
     PartialAnswer: ("answer.extended", "partial-answer"),
     Cancel: ("query.cancelled", "cancel"),
     Batch: ("batch.changed", "batch"),
+    StoredFile: ("file.stored", "file"),
+    FilePiece: ("file.extended", "file-piece"),
     Document: ("document.put", "document"),
     DocumentVectors: ("document.indexed", "document-vectors"),
     Base: ("base.saved", "base"),

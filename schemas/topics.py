@@ -107,6 +107,17 @@ BATCHES = Topic(
     compaction_lag_ms=HOUR_MS,
     purpose="what is known of each batch: its file, its state, and who works on it",
 )
+FILES = Topic(
+    name="rag.files.v1",
+    retention_ms=7 * DAY_MS,
+    compaction_lag_ms=HOUR_MS,
+    purpose="files that the gateway keeps: name, owner, and where their pieces are; null deletes",
+)
+FILE_PIECES = Topic(
+    name="rag.files.pieces.v1",
+    retention_ms=7 * DAY_MS,
+    purpose="the content of these files",
+)
 DOCUMENTS = Topic(
     name="rag.documents.v1",
     partition_by="document",
@@ -223,6 +234,8 @@ TOPICS: tuple[Topic, ...] = (
     PARTIAL_ANSWERS,
     CANCELS,
     BATCHES,
+    FILES,
+    FILE_PIECES,
     DOCUMENTS,
     VECTORS,
     BASES,

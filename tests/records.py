@@ -13,6 +13,7 @@ from carpool.loop.stage import Done, Unit
 from schemas.answer import Answer
 from schemas.batch import Batch, BatchFile, BatchOptions, Round
 from schemas.document import Base, Document, DocumentPassage, DocumentVectors, IndexedPassage
+from schemas.files import StoredFile
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
 from schemas.record import ClusterId, Headers, Record, Source
@@ -118,6 +119,13 @@ def a_batch(batch_id: str = "b", **fields: Any) -> Batch:
         "counts": {"ok": 1},
     }
     return Batch(batch_id=batch_id, **given | fields)
+
+
+def a_file(**fields: Any) -> StoredFile:
+    """A file of two pieces."""
+    given: dict[str, Any] = {"owner": "o", "name": "q.jsonl", "purpose": "batch", "created_ms": 1}
+    where = {"upload": "u", "partition": 1, "start": 4, "end": 6}
+    return StoredFile(file_id="file-1", size_bytes=9, sha256="s", **given | where | fields)
 
 
 def a_document(**fields: Any) -> Document:

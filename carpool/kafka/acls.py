@@ -19,6 +19,8 @@ from schemas.topics import (
     DEAD_LETTER_MARKS,
     DOCUMENTS,
     DOCUMENTS_DEAD,
+    FILE_PIECES,
+    FILES,
     GROUPS,
     GROUPS_BATCH,
     PARTIAL_ANSWERS,
@@ -36,7 +38,7 @@ from schemas.topics import (
     Topic,
 )
 
-Role = Literal["grouper", "searcher", "generator", "indexer", "application", "operator"]
+Role = Literal["grouper", "searcher", "generator", "indexer", "application", "gateway", "operator"]
 Resource = Literal["TOPIC", "GROUP", "TRANSACTIONAL_ID", "CLUSTER"]
 Operation = Literal[
     "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"
@@ -49,12 +51,14 @@ QUESTIONS = (QUERIES, QUERIES_BATCH)
 AGAIN = (RETRIES, RETRIES_BATCH)
 LETTERS = (QUERIES_DEAD, QUERIES_BATCH_DEAD)
 ALL_LETTERS = (*LETTERS, DOCUMENTS_DEAD)
+UPLOADS = (FILES, FILE_PIECES)
 READS: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (*QUESTIONS, *AGAIN),
     "searcher": (GROUPS, GROUPS_BATCH, VECTORS, BASES),
     "generator": (RETRIEVALS, RETRIEVALS_BATCH, RETRIEVAL_DRAFTS, ANSWERS, CANCELS),
     "indexer": (DOCUMENTS, VECTORS, BASES),
     "application": (ANSWERS, PARTIAL_ANSWERS, BATCHES, DOCUMENTS, VECTORS, BASES),
+    "gateway": (ANSWERS, PARTIAL_ANSWERS, BATCHES, *UPLOADS),
     "operator": (*ALL_LETTERS, DEAD_LETTER_MARKS, ANSWERS, VECTORS, BASES),
 }
 WRITES: Mapping[Role, tuple[Topic, ...]] = {
@@ -63,6 +67,7 @@ WRITES: Mapping[Role, tuple[Topic, ...]] = {
     "generator": (ANSWERS, PARTIAL_ANSWERS, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, *LETTERS),
     "indexer": (VECTORS, BASES, DOCUMENTS_DEAD),
     "application": (*QUESTIONS, CANCELS, BATCHES, DOCUMENTS, BASES),
+    "gateway": (*QUESTIONS, CANCELS, BATCHES, *UPLOADS),
     "operator": (*QUESTIONS, DEAD_LETTER_MARKS, DOCUMENTS),
 }
 DELETES: Mapping[Role, tuple[Topic, ...]] = {
@@ -77,6 +82,7 @@ ROLES: Mapping[Role, str] = {
     "generator": "the service `carpool generator`",
     "indexer": "the service `carpool indexer`",
     "application": "publishes questions and documents, and reads answers, also as a batch",
+    "gateway": "`carpool gateway`: asks for those who have its keys, and keeps their files",
     "operator": "`carpool topics`, `status`, `dlq` and `groups`",
 }
 SERVICES: tuple[Role, ...] = ("grouper", "searcher", "generator", "indexer")
@@ -107,7 +113,7 @@ def acls_of(role: Role, settings: KafkaSettings) -> tuple[Acl, ...]:
         found += _topics(settings, TOPICS, "CREATE")
         found.append(Acl("GROUP", settings.group_of(""), "PREFIXED", "READ"))
         found.append(Acl("TRANSACTIONAL_ID", settings.group_of("dlq"), "LITERAL", "WRITE"))
-    if role != "application":  # what the checks at start ask
+    if role not in ("application", "gateway"):  # what the checks at start ask
         found += _topics(settings, TOPICS, "DESCRIBE")
         found += _topics(settings, TOPICS, "DESCRIBE_CONFIGS")
         found.append(Acl("CLUSTER", CLUSTER_NAME, "LITERAL", "DESCRIBE_CONFIGS"))

@@ -17,6 +17,7 @@ from schemas.cancel import Cancel
 from schemas.codec import EVENT_TYPES, PASSED_ON, SCHEMAS
 from schemas.deadletter import DeadLetterMark
 from schemas.document import Base, Document, DocumentVectors
+from schemas.files import FilePiece, StoredFile
 from schemas.group import Group
 from schemas.headers import HEADERS, IGNORED_NAMES, KEY_HEADER, REPLAYED_FROM_HEADER, RETRY_HEADERS
 from schemas.query import Query
@@ -30,6 +31,8 @@ from schemas.topics import (
     DEAD_LETTER_MARKS,
     DEAD_LETTER_SUFFIX,
     DOCUMENTS,
+    FILE_PIECES,
+    FILES,
     GROUPS,
     PARTIAL_ANSWERS,
     QUERIES,
@@ -53,6 +56,8 @@ RECORDS: dict[str, type[Record]] = {
     PARTIAL_ANSWERS.name: PartialAnswer,
     CANCELS.name: Cancel,
     BATCHES.name: Batch,
+    FILES.name: StoredFile,
+    FILE_PIECES.name: FilePiece,
     DOCUMENTS.name: Document,
     VECTORS.name: DocumentVectors,
     BASES.name: Base,

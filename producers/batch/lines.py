@@ -38,12 +38,16 @@ CHAT, RESPONSES = URLS = ("/v1/chat/completions", "/v1/responses")
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLine:
-    """A question of a batch. `arguments`: its own, and those of the batch. `asked`: as OpenAI's."""
+    """A question of a batch. `arguments`: its own, and those of the batch.
+
+    `asked` and `url` are those of a line of OpenAI's.
+    """
 
     text: str | None
     custom_id: str | None
     arguments: QuestionArgs
     asked: OpenAIQuestion | None = None
+    url: str | None = None
 
     @property
     def generation(self) -> Generation:
@@ -139,7 +143,7 @@ def _openai(line: Object, options: BatchOptions) -> BatchLine:
         raise _refusal("body.stream", "an answer of a batch is no stream")
     custom_id = line.get("custom_id")
     custom_id = None if custom_id is None else str(custom_id)
-    return replace(_line(asked.text, custom_id, asked.args, options), asked=asked)
+    return replace(_line(asked.text, custom_id, asked.args, options), asked=asked, url=url)
 
 
 def _line(

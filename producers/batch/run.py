@@ -54,8 +54,8 @@ STATES: dict[End, State] = {"done": "done", "cancelled": "cancelled"}
 class BatchRun:
     """A run of a batch, once. Close it.
 
-    To read while it runs: `answered`, by this run, and `note`: what it waits for. `report` is
-    called often.
+    To read while it runs: `answered`, by this run, `note`: what it waits for, and
+    `is_catching_up`: whether it still reads what is answered. `report` is called often.
     """
 
     def __init__(
@@ -87,12 +87,16 @@ class BatchRun:
         self._cancel_until_s: float | None = None
         self._pause_until_s = 0.0
         self.answered = 0
-        self._is_catching_up, self._are_there = True, False
+        self.is_catching_up, self._are_there = True, False
         self.note = ""
 
     def stop(self) -> None:
         """Ends the run soon. From any thread, or a handler of signals."""
         self._stop.set()
+
+    def cancel(self) -> None:
+        """Ends the run as `cancelled`, soon. From any thread."""
+        self._claim.is_cancelled = True
 
     def close(self) -> None:
         """Disconnects. Blocks for a moment."""
@@ -118,7 +122,7 @@ class BatchRun:
                 ended = "taken over"
             return ended
         finally:
-            if self._is_catching_up and not self._claim.is_lost:
+            if self.is_catching_up and not self._claim.is_lost:
                 self._claim.give_back()
             elif not self._claim.is_lost:
                 self._claim.write(STATES.get(ended, "stopped"), self._positions.values())
@@ -144,8 +148,6 @@ class BatchRun:
             left = list(filter(self._plan.is_open, lines))
             count = max(0, sample - self._costs.answers)
             self._plan.sample = random.Random(self._prefix).sample(left, min(count, len(left)))
-
-    # ---- the beginning
 
     def _begin(self, takes_over: bool) -> bool:
         """Claims the batch, and begins to follow its record and the answers.
@@ -187,7 +189,7 @@ class BatchRun:
         """Tells what the output waits for, and that this runner lives."""
         self.note = why
         self._report(self)
-        self._claim.say_alive(None if self._is_catching_up else self._positions.values())
+        self._claim.say_alive(None if self.is_catching_up else self._positions.values())
         return not self._stop.is_set()
 
     def _poll_records(self, wait_s: float) -> Sequence[Message]:
@@ -220,10 +222,8 @@ class BatchRun:
                     f"{self._kafka.bootstrap} sent nothing for {silent_s:g} s; is it still running?"
                 )
             self._report(self)
-        self.note, self.answered, self._is_catching_up = "", 0, False
+        self.note, self.answered, self.is_catching_up = "", 0, False
         return True
-
-    # ---- reading
 
     def _read(self) -> bool:
         """Takes what has come, and returns whether anything has."""
@@ -258,7 +258,7 @@ class BatchRun:
         except RecordError as error:
             raise ConfigError(f"an answer cannot be read ({error}): are versions mixed?") from error
         is_there = answer.error is None or not answer.error.message.startswith(NOT_THERE)
-        if answer.status == "cancelled" or (self._is_catching_up and not is_there):
+        if answer.status == "cancelled" or (self.is_catching_up and not is_there):
             # It stays open: an earlier cancel, or what was not there, is perhaps over.
             self._costs.add(answer.usage)
             self._not_sent(line)
@@ -274,8 +274,6 @@ class BatchRun:
             self._costs.add(answer.usage)
             self._costs.free(line)
         return line_of(self._source, line, answer, round) if counts else None
-
-    # ---- sending
 
     def _send(self) -> None:
         """Sends the next lines, as many as may be in flight."""
@@ -326,10 +324,10 @@ class BatchRun:
         if self._claim.is_cancelled and self._cancel_until_s is None:
             self._cancel_until_s = time.monotonic() + CANCEL_S
             self.note, now_us = "cancelled: waiting for what is in flight", self._clock.now_us()
-            for line in self._plan.in_flight:
+            end = min(self._costs.twice.stop, self._source.facts.lines + 1)
+            earlier = range(self._costs.twice.start, end)
+            for line in self._plan.in_flight.union(filter(self._plan.is_open, earlier)):
                 self._publish(build_cancel(f"{self._prefix}{line}", None, now_us))
-
-    # ---- the end
 
     def _end(self) -> End | None:
         """Returns how the run ends now; None: it goes on."""

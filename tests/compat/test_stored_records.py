@@ -22,6 +22,7 @@ from schemas.answer import PartialAnswer
 from schemas.cancel import Cancel
 from schemas.codec import decode, encode
 from schemas.deadletter import DeadLetterMark
+from schemas.files import FilePiece
 from schemas.headers import ATTEMPT_HEADER, tenant_of
 from schemas.record import Headers, Record, Source
 from schemas.retrieval import Retrieval
@@ -32,6 +33,8 @@ from schemas.topics import (
     CANCELS,
     DEAD_LETTER_MARKS,
     DOCUMENTS,
+    FILE_PIECES,
+    FILES,
     GROUPS,
     PARTIAL_ANSWERS,
     QUERIES,
@@ -46,6 +49,7 @@ from tests.records import (
     a_batch,
     a_document,
     a_failure,
+    a_file,
     a_group,
     a_grouped_query,
     a_message,
@@ -72,6 +76,8 @@ STORED = (
     VECTORS.name,
     BASES.name,
     DEAD_LETTER_MARKS.name,
+    FILES.name,
+    FILE_PIECES.name,
 )
 WITHOUT_SCHEMA = (RETRIES.name, QUERIES_DEAD.name)
 """Queries with headers of the services, which other services and `carpool dlq` read."""
@@ -102,6 +108,8 @@ def sample_of(topic: str) -> Record:
             query_id="q-1", generation_id="g-1", seq=3, text="In 1889"
         ),
         BATCHES.name: a_batch,
+        FILES.name: a_file,
+        FILE_PIECES.name: lambda: FilePiece(upload="u", data=b"a\n"),
         DOCUMENTS.name: a_document,
         VECTORS.name: some_vectors,
         BASES.name: a_base,

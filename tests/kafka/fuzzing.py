@@ -13,6 +13,7 @@ from schemas.answer import AnswerError, Citation, PartialAnswer, Retrieved, Usag
 from schemas.cancel import Cancel
 from schemas.codec import encode
 from schemas.deadletter import DeadLetterMark, Reason, dead_letter_headers
+from schemas.files import FilePiece
 from schemas.group import HorizonEntry, NextGroup
 from schemas.query import Generation
 from schemas.record import ClusterId, Headers, Record, Source
@@ -24,6 +25,8 @@ from schemas.topics import (
     CANCELS,
     DEAD_LETTER_MARKS,
     DOCUMENTS,
+    FILE_PIECES,
+    FILES,
     GROUPS,
     PARTIAL_ANSWERS,
     QUERIES,
@@ -37,6 +40,7 @@ from tests.records import (
     a_base,
     a_batch,
     a_document,
+    a_file,
     a_group,
     a_grouped_query,
     a_query,
@@ -145,6 +149,8 @@ def real_records() -> dict[str, list[Raw]]:
         ],
         CANCELS.name: [raw(Cancel(query_id="q", source=HERE))],
         BATCHES.name: [raw(a_batch())],
+        FILES.name: [raw(a_file())],
+        FILE_PIECES.name: [raw(FilePiece(upload="u", data=b"a"))],
         DOCUMENTS.name: [
             raw(a_document()),
             Raw(b'{"text": "A text.", "metadata": {"url": "u"}}', ()),

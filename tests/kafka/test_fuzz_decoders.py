@@ -21,6 +21,7 @@ from schemas.deadletter import DeadLetterMark
 from schemas.document import Base, DocumentVectors
 from schemas.document_codec import decode_document
 from schemas.errors import REASONS, RecordError
+from schemas.files import FilePiece, StoredFile
 from schemas.group import Group
 from schemas.headers import ignored_retry_headers
 from schemas.query import Query
@@ -33,6 +34,8 @@ from schemas.topics import (
     CANCELS,
     DEAD_LETTER_MARKS,
     DOCUMENTS,
+    FILE_PIECES,
+    FILES,
     GROUPS,
     PARTIAL_ANSWERS,
     QUERIES,
@@ -53,6 +56,8 @@ KINDS: dict[str, type[Record]] = {
     PARTIAL_ANSWERS.name: PartialAnswer,
     CANCELS.name: Cancel,
     BATCHES.name: Batch,
+    FILES.name: StoredFile,
+    FILE_PIECES.name: FilePiece,
     VECTORS.name: DocumentVectors,
     BASES.name: Base,
     DEAD_LETTER_MARKS.name: DeadLetterMark,
@@ -129,7 +134,9 @@ def check_document(raw: Raw) -> str:
     except RecordError as error:
         assert error.reason in REASONS and str(error)
         return error.reason
-    assert document is not None
+    if document is None:
+        assert raw.value is None
+        return "deleted"
     value, headers = encode(document, event_id="e", source="s", time_us=NOW_US)
     assert decode_document(b"id", value, headers)[1] == document, "what was taken can travel on"
     return "taken"
