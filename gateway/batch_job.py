@@ -69,6 +69,7 @@ class BatchJob:
         self._is_stopped = False
         self._why: HowEnded | None = None
         self._folder = TemporaryDirectory(prefix="carpool-batch-")
+        self._input = Path(self._folder.name) / "input"
 
     def stop(self) -> None:
         """Ends the work soon; another gateway, or this one later, goes on."""
@@ -88,7 +89,7 @@ class BatchJob:
         try:
             return self._work(Path(self._folder.name))
         except (ConfigError, RecordError, LostFile) as error:
-            why = str(error).replace(f"{self._folder.name}/", "")
+            why = str(error).replace(str(self._input), self._request.input_file_id)
             return Ended(
                 request=msgspec.structs.replace(self._request, ended="failed", failure=why)
             )
@@ -116,11 +117,11 @@ class BatchJob:
         file = self._parts.ledger.files.get(name)
         if file is None:
             raise LostFile(f"there is no file {name} any more")
-        with (folder / name).open("wb") as copy:
+        with self._input.open("wb") as copy:
             for piece in self._parts.files.read(file):
                 copy.write(piece)
         with (folder / "refused").open("wb") as refused:
-            source = open_input(folder / name, self._batch.options, refused, lambda _: None)
+            source = open_input(self._input, self._batch.options, refused, lambda _: None)
         if source.kind != "OpenAI's batch lines":
             source.close()
             raise ConfigError(f"{name} has {source.kind}, and not OpenAI's batch lines")

@@ -111,9 +111,12 @@ class Ledger:
     def _see(self, batch: Batch) -> None:
         known, request = self.batches.get(batch.batch_id), batch.request
         assert request is not None
-        if known is not None and known.request is not None and known.request.is_cancelled:
-            # A record that its runner wrote before it knew does not take a cancel back.
-            batch = replace(batch, request=replace(request, is_cancelled=True))
+        if known is not None and known.request is not None:
+            # What its runner wrote before it knew takes neither an end nor a cancel back.
+            if known.request.ended and not request.ended:
+                return
+            if known.request.is_cancelled:
+                batch = replace(batch, request=replace(request, is_cancelled=True))
         self.changed_s[batch.batch_id] = time.monotonic()
         self.batches[batch.batch_id] = batch
 
