@@ -25,6 +25,7 @@ from gateway.plan.objects import (
     status_of,
     text_part,
 )
+from gateway.plan.sources import source_event
 from producers.openai.questions import OpenAIQuestion
 from schemas.answer import Answer, PartialAnswer
 
@@ -186,6 +187,8 @@ class ChatStream:
             yield self._chunk({"content": rest})
         last = self._chunk({}, finish_reason_of(answer))
         last["choices"][0]["delta"]["annotations"] = chat_annotations(answer, self.address_of)
+        if (event := source_event(answer, self.address_of)) is not None:
+            last["event"] = event
         yield last | {"carpool": record_of(answer)}
         if self.asked.has_usage:
             yield self._chunk(None) | {"usage": chat_usage(answer)}
