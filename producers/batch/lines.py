@@ -138,7 +138,9 @@ def _openai(line: Object, options: BatchOptions) -> BatchLine:
     try:
         asked = (of_chat if url == CHAT else of_response)(line["body"], None)
     except BadRequest as error:
-        raise _refusal("body" + (f".{error.param}" if error.param else ""), str(error)) from None
+        where = f".{error.param}" if error.param else ""
+        why = str(error).removeprefix(f"{error.param}: ")
+        raise _refusal(f"body{where}", why) from None
     if asked.is_stream:
         raise _refusal("body.stream", "an answer of a batch is no stream")
     custom_id = line.get("custom_id")

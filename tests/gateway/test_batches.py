@@ -118,7 +118,8 @@ def test_a_batch_is_answered_line_by_line_in_the_order_of_its_file(
     assert bodies[0]["choices"][0]["message"]["content"] == "It is one"
     assert bodies[0]["usage"]["prompt_tokens"] == 5
     assert [(each["custom_id"], each["response"]["status_code"]) for each in bad] == [("c-3", 400)]
-    assert "n: an answer is one text" in bad[0]["response"]["body"]["error"]["message"]
+    why = bad[0]["response"]["body"]["error"]["message"]
+    assert why == "body.n: an answer is one text; leave it out"
     assert next(query.instructions for query in asked.seen if query.text == "two") == "Be brief."
     assert batch.id in [each.id for each in sdk.batches.list(limit=100)]
 
