@@ -197,13 +197,16 @@ class AnswerDedup:
     def cancelled(self, cancel: Cancel, written_ms: int) -> tuple[DedupAction, ...]:
         """The log of cancels shows this one, with its timestamp.
 
-        A query that waits for another one of its id is decided when it is to be generated.
+        A query that waits for one of its id is decided later. That one goes on while one is wanted.
         """
         self._cancels.read(cancel, written_ms)
-        actions: list[DedupAction] = []
-        for entry in self._same_id.get(cancel.query_id, {}).values():
+        actions = list[DedupAction]()
+        same = self._same_id.get(cancel.query_id, {}).values()
+        wanted = {each.query.digest for each in same if not self._is_withdrawn(each.query)}
+        for entry in same:
             is_here = entry.key is not None and entry.state in ("following", "fetching")
-            if (is_here or entry.state == "generating") and self._is_withdrawn(entry.query):
+            ends = is_here or (entry.state == "generating" and entry.query.digest not in wanted)
+            if ends and self._is_withdrawn(entry.query):
                 if is_here:
                     self._leave(entry)
                     self._become(entry, "generating")

@@ -68,6 +68,16 @@ def test_a_query_in_progress_and_those_that_wait_for_it_end_as_cancelled() -> No
     assert not bench.within.units
 
 
+def test_a_query_goes_on_while_a_record_with_its_id_that_is_not_withdrawn_waits_for_it() -> None:
+    bench, first = keyed(), unit("a")
+    second, third = again(first), again(first)
+    bench.offer(first, second, third)
+    for withdrawn, cancelled in ((first, []), (third, []), (second, [first.id])):
+        bench.cancel(withdrawn)
+        bench.follow()
+        assert bench.within.cancelled == cancelled
+
+
 def test_a_query_that_was_withdrawn_before_it_came_is_not_generated() -> None:
     bench, withdrawn, other = keyed(), unit("a"), unit("b")
     bench.cancel(withdrawn)
