@@ -37,7 +37,7 @@ from gateway.plan.objects import (
     status_of,
 )
 from gateway.plan.streams import ChatStream, ResponseStream
-from gateway.requests import digest_of_request, parsed, query_id_of, while_there
+from gateway.requests import IDEMPOTENCY, digest_of_request, parsed, query_id_of, while_there
 from producers import Client
 from producers.build_query import build_record
 from producers.openai.fields import BadRequest
@@ -113,9 +113,9 @@ class Gateway:
             finally:
                 for task in tasks:
                     task.cancel()
-                await self._questions.close()
+                await self._client.__aexit__()  # first, so that nothing is withdrawn: the next
+                await self._questions.close()  # gateway may get the same requests
                 await self._files.close()
-                await self._client.__aexit__()
 
     async def _beat(self) -> None:
         while True:
@@ -215,7 +215,10 @@ class Gateway:
         def spent(answer: Answer) -> None:
             self._limits.spent(key, answer, time.time())
 
-        return self._questions.events(asked, query_id, what, spent, is_retry=is_retry)
+        has_key = bool(request.headers.get(IDEMPOTENCY))
+        return self._questions.events(
+            asked, query_id, what, spent, is_retry=is_retry, has_key=has_key
+        )
 
     def _streamed(
         self,

@@ -1,9 +1,11 @@
-"""Bounds connections: their number, and how long the head of a request may take."""
+"""Bounds connections: their number, and how long a handshake and the head of a request may take."""
 
 from __future__ import annotations
 
 import asyncio
 import resource
+import ssl
+from asyncio.sslproto import SSLProtocol
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -13,6 +15,10 @@ HEAD_S = 30.0
 in which a client takes nothing of its answer.
 """
 OTHER_FILES = 256
+TLS_END_S = 5.0
+"""How long a client may take to answer the end of TLS: SIGTERM waits for those that do not."""
+TLS_BUFFER_BYTES = 32 * 1024
+"""Of a connection, at most twice: asyncio's own have eight times as many."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -22,7 +28,10 @@ class BoundedProtocol(H11Protocol):
     _stuck: asyncio.TimerHandle | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        is_counted = self in self.connections  # since its handshake began
         super().connection_made(transport)
+        if is_counted:
+            return
         self._since_s, self._stuck = self.loop.time(), None
         self._look = self.loop.call_later(HEAD_S, self._review)
         if len(self.connections) > self.connections_max:
@@ -32,10 +41,10 @@ class BoundedProtocol(H11Protocol):
             self.connections.discard(oldest)  # many may come before its end is noticed
             oldest.transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: BaseException | None) -> None:
         self._look.cancel()
         self._reads_nothing(None)
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # type: ignore[arg-type]
 
     def pause_writing(self) -> None:
         self._reads_nothing(self.loop.call_later(HEAD_S, self.transport.abort))
@@ -67,8 +76,30 @@ class BoundedProtocol(H11Protocol):
             self._look = self.loop.call_later(HEAD_S / 2, self._review)
 
 
-def bounded(connections_max: int) -> type[BoundedProtocol]:
-    """Returns the protocol with this limit, or less where this process may have less files open.
+class BoundedTls(SSLProtocol):
+    """TLS of a connection that is bounded from its first byte, not only after the handshake."""
+
+    max_size = TLS_BUFFER_BYTES
+
+    def __init__(self, within: BoundedProtocol, tls: ssl.SSLContext) -> None:
+        waiter: Any = None
+        super().__init__(
+            within.loop, within, tls, waiter, server_side=True, ssl_shutdown_timeout=TLS_END_S
+        )
+        self._within = within
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._within.connection_made(transport)  # type: ignore[arg-type]
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._within.connection_lost(exc)  # asyncio does not, before the handshake has ended
+
+
+def bounded(connections_max: int, tls: ssl.SSLContext | None = None) -> Any:
+    """Returns what makes a protocol with this limit, or less where this process may have less files
+    open.
 
     Raises the limit of open files where it is too low.
     """
@@ -79,4 +110,5 @@ def bounded(connections_max: int) -> type[BoundedProtocol]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     most = connections_max if soft == resource.RLIM_INFINITY else soft - OTHER_FILES
     fields = {"connections_max": min(connections_max, most)}
-    return type("GatewayProtocol", (BoundedProtocol,), fields)
+    made = type("GatewayProtocol", (BoundedProtocol,), fields)
+    return made if tls is None else lambda **given: BoundedTls(made(**given), tls)

@@ -1,7 +1,8 @@
 """Questions in flight: each lives a little longer than its client, for a retry of it.
 
 An SDK that gives up waiting asks again, and has no word for "the same". So a question whose client
-is gone waits three seconds for an equal request of the same key; then it is cancelled.
+is gone waits three seconds for an equal request of the same key; then it is cancelled. With an
+Idempotency-Key it waits longer: the retry may go to another gateway, and must find it at work.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from producers import Client
 from producers.openai.questions import OpenAIQuestion
 from schemas.answer import Answer, PartialAnswer
 
-RETRY_S = 3.0
+RETRY_S, KEYED_RETRY_S = 3.0, 30.0
 Event: TypeAlias = PartialAnswer | Answer | Exception
 Request: TypeAlias = tuple[str, str]
 """The digest of a key, and that of path and body."""
@@ -92,11 +93,12 @@ class QuestionsInFlight:
         answered: Callable[[Answer], None],
         *,
         is_retry: bool,
+        has_key: bool,
     ) -> AsyncGenerator[PartialAnswer | Answer, None]:
         """Asks, or goes on with an equal question whose client is gone; yields pieces and answer.
 
         `answered` gets the answer, once. `is_retry`: the client says so, so its earlier connection
-        is given up. Raises as `Client.ask`.
+        is given up. `has_key`: it has an Idempotency-Key. Raises as `Client.ask`.
         """
         question = self._newest.get(request)
         if question is None or (question.readers and not is_retry):
@@ -120,7 +122,7 @@ class QuestionsInFlight:
             raise
         finally:
             question.readers -= 1
-            wait_s = 0.0 if question.is_read else RETRY_S
+            wait_s = 0.0 if question.is_read else KEYED_RETRY_S if has_key else RETRY_S
             loop = asyncio.get_running_loop()
             question.end = loop.call_later(wait_s, self._end, request, question)
 
@@ -134,7 +136,7 @@ class QuestionsInFlight:
         question.task.cancel()
 
     async def close(self) -> None:
-        """Withdraws all questions."""
+        """Ends all questions. They are withdrawn only if the client is still open."""
         tasks = [question.task for question in self._all]
         for task in tasks:
             task.cancel()

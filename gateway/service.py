@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,9 +108,16 @@ def _parts(
 
 
 def _config(settings: GatewaySettings, app: Guard) -> uvicorn.Config:
+    tls = None
+    if settings.tls_cert:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            tls.load_cert_chain(settings.tls_cert, settings.tls_key)
+        except OSError as error:
+            raise ConfigError(f"gateway.tls_cert or gateway.tls_key: {error}") from None
     return uvicorn.Config(
         app,
-        http=bounded(settings.connections_max),
+        http=bounded(settings.connections_max, tls),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -119,8 +127,6 @@ def _config(settings: GatewaySettings, app: Guard) -> uvicorn.Config:
         timeout_keep_alive=int(2 * HEAD_S),  # `BoundedProtocol` ends them earlier
         timeout_graceful_shutdown=DRAIN_S,
         h11_max_incomplete_event_size=2 * HEAD_BYTES_MAX,
-        ssl_certfile=settings.tls_cert or None,
-        ssl_keyfile=settings.tls_key or None,
     )
 
 

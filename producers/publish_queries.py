@@ -47,11 +47,13 @@ class Publisher:
         self._thread.start()
 
     def send(self, record: QueryRecord, on_placed: Placed) -> None:
-        """Queues a record; does not block. Raises `PublishError` when the queue is full.
+        """Queues a record; does not block. Raises `PublishError` when the queue is full, or closed.
 
         `on_placed` is called once, from another thread, with partition and offset of the record
         (None: the broker did not say), or with the error.
         """
+        if self._stopping.is_set():
+            raise PublishError("the client is closed, so nothing was sent")
         topic = self._kafka.broker_topic(record.topic)
 
         def delivered(

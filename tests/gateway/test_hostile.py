@@ -5,20 +5,39 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from subprocess import PIPE
 from urllib.parse import urlsplit
 
+import httpx2
 import openai
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from gateway import connections
+from tests.gateway.conftest import started
+from tests.producers.responder import Responder
+from tests.rig.certificates import CertificateAuthority
 from tests.waiting import WAIT_S, wait_until
 
+FLOOD = """
+import resource, socket, sys
+host, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (count + 100, hard))
+flood = [socket.create_connection((host, port)) for _ in range(count)]
+print("open", flush=True)
+sys.stdin.read()
+"""
+"""A process with so many connections, which needs more open files than a test may."""
 SETTINGS = ("gateway.connections_max=50", "gateway.body_bytes_max=20000")
 
 
@@ -81,10 +100,59 @@ def test_a_flood_of_connections_closes_the_oldest_that_wait(
     with ExitStack() as opened:
         flood = [opened.enter_context(connected(address[0])) for _ in range(500)]
         assert sdk.models.list().data
-        for each in flood[:440]:  # recv of an open one ends with a time-out
-            each.settimeout(WAIT_S)
-            with suppress(ConnectionResetError):
-                assert each.recv(1) == b""
+        are_closed(flood[:440])
+
+
+def are_closed(made: list[socket.socket]) -> None:
+    """Waits until these connections are closed."""
+    for each in made:  # recv of an open one ends with a time-out
+        each.settimeout(WAIT_S)
+        with suppress(ConnectionResetError):
+            assert each.recv(1) == b""
+
+
+def test_a_flood_of_handshakes_that_never_end_closes_the_oldest(
+    responder: Responder, tmp_path: Path
+) -> None:
+    authority = CertificateAuthority(tmp_path / "authority")
+    files = authority.sign("gateway")
+    tls = (f"gateway.tls_cert={files.certificate}", f"gateway.tls_key={files.key}")
+    trust = httpx2.Client(verify=ssl.create_default_context(cafile=str(authority.certificate)))
+    with (
+        started(responder.bootstrap, tmp_path, SETTINGS[0], *tls) as (_, base_url, key),
+        openai.OpenAI(base_url=base_url, api_key=key, http_client=trust) as sdk,
+        ExitStack() as opened,
+    ):
+        assert base_url.startswith("https://")
+        assert sdk.responses.create(model="carpool", input="safe?").output_text == "safe?"
+        flood = [opened.enter_context(connected(base_url)) for _ in range(200)]
+        assert sdk.models.list().data
+        are_closed(flood[:140])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [2_000, 12_000])
+def test_ten_thousand_connections_that_wait_take_little_memory_and_others_are_answered(
+    responder: Responder, tmp_path: Path, most: int
+) -> None:
+    if 0 <= (hard := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < 13_000:
+        pytest.skip(f"this machine allows {hard} open files, and 13,000 are needed")
+    setting = f"gateway.connections_max={most}"
+    with started(responder.bootstrap, tmp_path, setting) as (process, base_url, key):
+        at, pages = urlsplit(base_url), Path(f"/proc/{process.pid}/statm")
+        before = int(pages.read_text().split()[1])
+        command = [sys.executable, "-c", FLOOD, str(at.hostname), str(at.port), "10000"]
+        with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as flood:
+            assert flood.stdout is not None and flood.stdout.readline() == "open\n"
+            for n in range(5):
+                with openai.OpenAI(base_url=base_url, api_key=key) as sdk:
+                    made = sdk.responses.create(model="carpool", input=f"other {n}")
+                    assert made.output_text == f"other {n}"
+            files = len([*Path(f"/proc/{process.pid}/fd").iterdir()])
+            grown = (int(pages.read_text().split()[1]) - before) * resource.getpagesize()
+            flood.communicate()
+        assert min(most, 10_000) - 10 < files < min(most, 10_000) + 256, files
+        assert grown < 10_000 * min(most, 10_000) + 30_000_000, grown
 
 
 def test_a_slow_head_is_closed_and_a_slow_answer_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

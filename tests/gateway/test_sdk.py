@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -78,15 +79,15 @@ def in_pieces(
         ]
         for piece in given:
             responder.write(piece, query.query_id)
-        time.sleep(PIECES_S)
-        return [whole(query, source)]
+        answer = whole(query, source)
+        threading.Timer(PIECES_S, responder.write, (answer, query.query_id)).start()
+        return []
 
     return reply
 
 
 def cut(text: str, count: int) -> list[str]:
-    step = -(-len(text) // count)
-    return [text[at : at + step] for at in range(0, len(text), step)]
+    return [text[len(text) * n // count : len(text) * (n + 1) // count] for n in range(count)]
 
 
 def test_every_field_of_the_sdk_has_a_place_in_the_table() -> None:
@@ -215,16 +216,39 @@ def test_a_stream_of_a_chat_is_its_answer(sdk: openai.OpenAI, responder: Respond
     assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 102
 
 
-@pytest.mark.parametrize("lost", [0, 7, 17])
-def test_after_a_lost_piece_the_rest_comes_at_the_end(
-    sdk: openai.OpenAI, responder: Responder, lost: int
+@pytest.mark.parametrize("written", [TEXT, f"Another {TEXT}"])
+def test_a_stream_that_lacks_one_of_twenty_pieces_is_whole_or_the_beginning_of_what_was_written(
+    sdk: openai.OpenAI, responder: Responder, written: str
 ) -> None:
-    pieces: list[Any] = cut(TEXT, 20)
-    pieces[lost] = None
-    responder.reply = in_pieces(responder, pieces)
-    with sdk.responses.stream(model="carpool", input="How high?") as stream:
-        deltas = [each.delta for each in stream if each.type == "response.output_text.delta"]
-    assert "".join(deltas) == TEXT and len(deltas) <= lost + 1
+    def reply(query: Query, source: Source) -> list[Record]:
+        pieces: list[Any] = cut(written, 20)
+        pieces[int(query.text or "")] = None
+        return in_pieces(responder, pieces)(query, source)
+
+    def response(lost: str) -> tuple[str, bool]:
+        events = list(sdk.responses.create(model="carpool", input=lost, stream=True))
+        deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+        return "".join(deltas), events[-1].type == "response.completed"
+
+    def chat(lost: str) -> tuple[str, bool]:
+        found, messages = "", [{"role": "user", "content": lost}]
+        asked: Any = {"model": "carpool", "messages": messages, "stream": True}
+        try:
+            for chunk in sdk.chat.completions.create(**asked):
+                found += chunk.choices[0].delta.content or ""
+        except openai.APIError:
+            return found, False
+        return found, True
+
+    responder.reply = reply
+    lost = [*map(str, range(20))]
+    with ThreadPoolExecutor(40) as threads:
+        found = [threads.map(way, lost) for way in (response, chat)]
+        for each in found:
+            for at, (text, is_whole) in enumerate(each):
+                before = "".join(cut(written, 20)[:at]).rstrip()
+                is_right = written == TEXT or before == ""
+                assert (text, is_whole) == ((TEXT, True) if is_right else (before, False)), at
 
 
 def test_a_text_that_is_not_that_of_the_answer_fails_and_is_never_mixed(
