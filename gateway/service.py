@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import Event
 
 import structlog
 import uvicorn
@@ -67,16 +68,22 @@ def run_gateway(
     address_of = partial(passage_address, base_url, keys)
     files = FileRoutes(_parts(kafka, client, keys, limits, address_of))
     gateway = Gateway(opened, workflows, address_of, limits, metrics.gateway, files)
+    has_begun = Event()
     pages = TelemetryServer(
         host=http.host,
         port=http.port,
         registry=metrics.registry,
         is_alive=lambda: time.monotonic() - gateway.beat_s < STALLED_S,
-        not_ready=gateway.not_ready,
+        not_ready=lambda: gateway.not_ready() if has_begun.is_set() else ("it begins to serve",),
     )
     app = Guard(gateway.app(), settings, keys, limits, metrics.gateway)
     log.info("listening", address=base_url, bootstrap=kafka.bootstrap, http_port=pages.port)
-    ready = partial(tell, environment_line(settings, port)) if tell else lambda: None
+
+    def ready() -> None:
+        has_begun.set()
+        if tell is not None:
+            tell(environment_line(settings, port))
+
     AppStatus.enable_automatic_graceful_drain = False  # streams in progress may end, too
     try:
         GatewayServer(_config(settings, app), ready).run(sockets=[server])

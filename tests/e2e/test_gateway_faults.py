@@ -219,6 +219,7 @@ def test_a_killed_gateway_costs_a_payment_a_retry_and_none_with_a_key(here: Depl
         here.ended(waits, *again, paid_max=1 if has_key else 2)
 
 
+@pytest.mark.long  # longer than a gateway may take to end
 def test_a_stopped_gateway_ends_short_answers_and_its_successor_long_ones(here: Deployment) -> None:
     old = here.gateway
     short = [here.ask(way, **SAMPLED) for way in (old.whole, old.response, old.chat)]
@@ -237,7 +238,7 @@ def test_what_one_gateway_did_not_answer_another_does_and_a_key_is_paid_once(
     here: Deployment, dies: bool
 ) -> None:
     """One that does not die withdraws a question without a key three seconds later."""
-    sdk = {} if dies else {"timeout": 0.5, "max_retries": 0}
+    sdk = {} if dies else {"timeout": 2.0, "max_retries": 0}
     for has_key in (False, True):
         options = {"has_key": has_key, **SAMPLED}
         with (first := Gateway(here, free_port())).process:

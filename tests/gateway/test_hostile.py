@@ -131,7 +131,7 @@ def test_a_flood_of_handshakes_that_never_end_closes_the_oldest(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [2_000, 12_000])
+@pytest.mark.parametrize("most", [2_000, pytest.param(12_000, marks=pytest.mark.long)])
 def test_ten_thousand_connections_that_wait_take_little_memory_and_others_are_answered(
     responder: Responder, tmp_path: Path, most: int
 ) -> None:
