@@ -7,6 +7,7 @@ import typer
 
 from bench.core.options import command_of
 from bench.data.options import GrowOptions
+from bench.gateway.options import AgentsOptions, LatencyOptions
 from bench.live import options as of_live
 from bench.papers import options as papers
 from bench.reliability.options import BatchesOptions, ChaosOptions, TornOptions
@@ -22,8 +23,8 @@ app = typer.Typer(
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
 claims, answers and backlog start the services as processes and an embedded broker, publish
-questions, and read every answer. priorities, overhead, batches, chaos and torn do the same on
-Apache Kafka that they start from KAFKA_HOME. The others need no broker. The JSON of each run
+questions, and read every answer. priorities, overhead, batches, chaos, torn and gateway do the same
+on Apache Kafka that they start from KAFKA_HOME. The others need no broker. The JSON of each run
 names its machine, versions, data and settings.
 """,
 )
@@ -36,6 +37,11 @@ live = typer.Typer(
     name="live",
     no_args_is_help=True,
     help="A corpus that changes while it is searched: one part for each promise.",
+)
+gateway = typer.Typer(
+    name="gateway",
+    no_args_is_help=True,
+    help="What the gateway adds to a question, and agents that search by it.",
 )
 
 COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
@@ -65,10 +71,17 @@ LIVE: dict[str, tuple[type[msgspec.Struct], str]] = {
     "swaps": (of_live.SwapsOptions, "bench.live.freshness"),
     "freshness": (of_live.FreshnessOptions, "bench.live.freshness"),
 }
+GATEWAY: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "latency": (LatencyOptions, "bench.gateway.latency"),
+    "agents": (AgentsOptions, "bench.gateway.agents"),
+}
 """The options of each command, and the module whose `run` takes them."""
 
-for group, commands in (app, COMMANDS), (paper, PAPERS), (live, LIVE):
+GROUPS = ((app, COMMANDS), (paper, PAPERS), (live, LIVE), (gateway, GATEWAY))
+
+for group, commands in GROUPS:
     for name, (options, module) in commands.items():
         group.command(name=name)(command_of(options, module))
 app.add_typer(paper)
 app.add_typer(live)
+app.add_typer(gateway)

@@ -64,13 +64,14 @@ class LiveSet:
         return build_document(DocumentKey("", f"row-{number}"), document, now_us), text_bytes
 
 
-def live_set(options: LiveOptions) -> LiveSet:
+def live_set(options: LiveOptions, nlist: int | None = None) -> LiveSet:
     """Returns the set in the folder of the benchmark, grown and built where it is not there.
 
-    Blocks: minutes for 200,000 rows.
+    `nlist`: None: the default of the rows. Blocks: minutes for 200,000 rows.
     """
     data = evaluation.find_data(options.data)
-    folder = (options.work / f"live-{options.rows}").resolve()
+    name = f"live-{options.rows}" + (f"-{nlist}" if nlist else "")
+    folder = (options.work / name).resolve()
     real = evaluation.read_passages(data.corpus_path)
     index_dir, corpus = folder / "index", folder / "corpus.jsonl"
     if not (index_dir / MANIFEST_NAME).exists():
@@ -82,7 +83,8 @@ def live_set(options: LiveOptions) -> LiveSet:
             names = (f"row-{row}" for row in range(options.rows))
             write_corpus(corpus, names, (real[row % len(real)] for row in range(options.rows)))
         vectors_path = folder / "vectors.npy"
-        built(corpus, index_dir, IndexerConfig(), vectors=vectors_path, seed=options.seed)
+        wishes = {"vectors": vectors_path, "nlist": nlist, "seed": options.seed}
+        built(corpus, index_dir, IndexerConfig(), **wishes)
     questions = [
         msgspec.structs.replace(one, id=None, vector=vector.astype("<f4").tobytes())
         for name in evaluation.QUESTIONS
