@@ -21,7 +21,7 @@ from bench.core.spread import spread
 from bench.core.stack import SERVICES
 from bench.data.grown import nearest_passages
 from bench.gateway.options import AgentsOptions
-from bench.gateway.sessions import steps
+from bench.gateway.sessions import SOURCE, steps
 from bench.gateway.start import GatewayAddress, post
 from bench.live.corpus import LiveSet, live_set
 from bench.live.load import SETTINGS
@@ -62,9 +62,9 @@ def run(options: AgentsOptions) -> bool:
             found[name] = row | {"of one session": row[CPU_MS] / [*found.values(), row][0][CPU_MS]}
             run.note(f"{name}: {row['a second']:.1f} searches a second")
     halved = next((name for name, row in found.items() if row["of one session"] <= 0.5), None)
-    run.note(f"the CPU of a search has halved at: {halved}")
+    run.note(f"the CPU of a search has halved at: {halved}; load {SOURCE}")
     promises = {"each search has passages": not any(row["failed"] for row in found.values())}
-    facts = {"index": live.index.facts, "halved_at": halved, "left_out": LEFT_OUT}
+    facts = {"index": live.index.facts, "halved_at": halved, "left_out": LEFT_OUT, "load": SOURCE}
     return run.finish({"agents": found}, promises=promises, results=found, **facts)
 
 

@@ -1,11 +1,12 @@
 """When agents search, and what: sessions of agents as in a published log. Pure.
 
-The log is that of DeepResearchGym, a search API for agents: 14.44 million searches in 3.97 million
-sessions (Ning et al., Agentic Search in the Wild, SIGIR 2026, arXiv 2601.17617). Of its sessions
-47.77 % have one search; of the others 90 % have at most ten. Of the times between two searches of a
-session 56 % are below 10 s, and 89.21 % below a minute. What is drawn here goes through these
-points: lengths from a geometric distribution, times from a log-normal one. The log's mean length
-is 3.6, that of what is drawn 3.3: the longest sessions are missing.
+The log is that of DeepResearchGym, a search API for agents (`SOURCE`). The log itself is not
+replayed: what is drawn goes through published points of it. Of sessions with several searches 90 %
+have at most ten, and 89.21 % of the times between two searches are below a minute: its abstract
+says both, rounded. That 47.77 % of sessions have one search, and 56 % of the times are below 10 s,
+is quoted from a review of the paper, and was not checked in its text. Ours are the families, a
+geometric and a log-normal one, the longest time, and that a session follows another at once. The
+log's mean length is 3.6, that of what is drawn 3.3: the longest sessions are missing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import random
 from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 
+SOURCE = (
+    "drawn through points of: Ning et al., Agentic Search in the Wild, SIGIR 2026, arXiv 2601.17617"
+)
 ONE_SEARCH, AT_MOST_TEN = 0.4777, 0.90
 GOES_ON = (1 - AT_MOST_TEN) ** (1 / 9)
 """The chance of one more search after the second one."""
