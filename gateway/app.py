@@ -41,7 +41,7 @@ from gateway.requests import IDEMPOTENCY, digest_of_request, parsed, query_id_of
 from producers import Client
 from producers.build_query import build_record
 from producers.openai.fields import BadRequest
-from producers.openai.questions import MODEL, OpenAIQuestion, of_chat, of_response
+from producers.openai.questions import OpenAIQuestion, of_chat, of_response
 from schemas.answer import Answer, PartialAnswer
 
 RETRY_COUNT = "x-stainless-retry-count"
@@ -56,7 +56,7 @@ class Gateway:
     def __init__(
         self,
         client: Client,
-        workflows: Sequence[str],
+        models: Sequence[str],
         address_of: AddressOf,
         limits: Limits,
         metrics: GatewayMetrics,
@@ -69,7 +69,7 @@ class Gateway:
         self.failure: CarpoolError | None = None
         self._address_of = address_of
         self._limits = limits
-        self.models = (MODEL, *(f"{MODEL}/{name}" for name in workflows))
+        self.models = models
         self._started_s = int(time.time())
         server = agent_server(self._ask, self._address_of, carpool.__version__)
         self._agents = StreamableHTTPSessionManager(server, json_response=True, stateless=True)

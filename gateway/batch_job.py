@@ -16,7 +16,7 @@ from carpool.errors import ConfigError, RecordError
 from carpool.kafka.settings import KafkaSettings
 from gateway.files import Files, LostFile
 from gateway.ledger import Ledger
-from gateway.plan.batches import WINDOW_MS, is_cancelled, output_line, unasked_line
+from gateway.plan.batches import output_line, unasked_line, why_it_ends
 from gateway.plan.objects import AddressOf
 from producers.batch.costs import Costs, Prices
 from producers.batch.input_file import InputFile, open_input
@@ -27,6 +27,8 @@ from producers.settings import ClientSettings
 from schemas.batch import AnswerLine, Batch, BatchRequest, HowEnded
 
 IN_FLIGHT = 1_000
+LINES_MAX = 50_000
+"""As OpenAI's: it bounds the disk that a batch takes here."""
 
 _decoder = msgspec.json.Decoder(AnswerLine)
 
@@ -68,8 +70,8 @@ class BatchJob:
         self._run: BatchRun | None = None
         self._is_stopped = False
         self._why: HowEnded | None = None
-        self._folder = TemporaryDirectory(prefix="carpool-batch-")
-        self._input = Path(self._folder.name) / "input"
+        self._folder: TemporaryDirectory[str] | None = None
+        self._input = Path()
 
     def stop(self) -> None:
         """Ends the work soon; another gateway, or this one later, goes on."""
@@ -79,13 +81,16 @@ class BatchJob:
 
     def close(self) -> None:
         """Removes the files of the work."""
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def work(self) -> Ended | None:
         """Asks what is open until the batch has ended; None: it goes on another time. Blocks.
 
-        Raises `RetryableError`.
+        Raises `RetryableError`, and `OSError` where the disk is full.
         """
+        self._folder = TemporaryDirectory(prefix="carpool-batch-")
+        self._input = Path(self._folder.name) / "input"
         try:
             return self._work(Path(self._folder.name))
         except (ConfigError, RecordError, LostFile) as error:
@@ -125,6 +130,9 @@ class BatchJob:
         if source.kind != "OpenAI's batch lines":
             source.close()
             raise ConfigError(f"{name} has {source.kind}, and not OpenAI's batch lines")
+        if (lines := source.facts.lines) > LINES_MAX:
+            source.close()
+            raise ConfigError(f"{name} has {lines:,} lines; a batch has at most {LINES_MAX:,}")
         facts = msgspec.structs.replace(source.facts, name=file.name)
         return replace(source, batch_id=self._batch.batch_id, facts=facts)
 
@@ -132,16 +140,16 @@ class BatchJob:
         """Tells what the run has cost, and ends it when its batch is cancelled or too old."""
         news = 0.0 if run.is_catching_up else self._costs.cost - self._told_cost
         self._told_cost = self._costs.cost
-        if not self._parts.spent(self.owner, news) or self._is_stopped:
+        may_ask = self._parts.spent(self.owner, news)
+        known = self._parts.ledger.batches.get(self._batch.batch_id, self._batch)
+        request, now_ms = known.request or self._request, self._parts.clock.now_us() // 1_000
+        self._why = self._why or why_it_ends(known, request, now_ms)
+        if self._is_stopped or request.ended:
             run.stop()
-        elif self._why is None:
-            known = self._parts.ledger.batches.get(self._batch.batch_id, self._batch)
-            if is_cancelled(known, known.request or self._request):
-                self._why = "cancelled"
-            elif self._parts.clock.now_us() // 1_000 > self._batch.created_ms + WINDOW_MS:
-                self._why = "expired"
-        if self._why is not None:
+        elif self._why is not None:
             run.cancel()
+        elif not may_ask:
+            run.stop()
 
     def _sorted(self, folder: Path, source: InputFile, ended: HowEnded) -> Ended:
         """Writes the files of answers and of errors, in the order of the input."""

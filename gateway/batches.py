@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from msgspec.structs import replace
 from carpool.errors import CarpoolError
 from gateway.batch_job import BatchJob, BatchParts, Ended
 from gateway.files import PIECE_BYTES
-from producers.batch.claim import DEAD_S
+from gateway.plan.batches import why_it_ends
+from producers.batch.batch_log import batch_record
+from producers.batch.claim import ALIVE_S, DEAD_S
 from schemas.batch import Batch, BatchFile, BatchOptions, BatchRequest
 from schemas.files import StoredFile
 
@@ -26,22 +28,23 @@ JOBS_MAX = 4
 LOOK_S = 0.5
 AGAIN_S = 15.0
 """Pause after a batch could not go on."""
-STANDS_STILL_S = 2.0
-"""How long a batch has no runner before another gateway than that of its request takes it."""
 
 
 class Batches:
     """The batches at work here, at most `JOBS_MAX`. For one event loop.
 
-    A gateway takes a batch that nobody works on, or whose runner gave no sign for `DEAD_S`. Where
-    two take it, the log decides (`Claim`), and questions have the same ids.
+    A gateway takes the batches of its own requests, and others that nobody gave a sign of for
+    `DEAD_S`. Where two take it, the log decides (`Claim`), and questions have the same ids.
     """
 
-    def __init__(self, parts: BatchParts) -> None:
-        self._parts = parts
+    def __init__(self, parts: BatchParts, models: Sequence[str]) -> None:
+        """`models`: the names that a line may give."""
+        self._parts, self._models = parts, tuple(models)
         self._ledger = parts.ledger
         self._jobs: dict[str, tuple[BatchJob, asyncio.Task[None]]] = {}
         self._not_before_s: dict[str, float] = {}
+        self._fresh = set[str]()
+        """Batches of requests to this gateway, which nobody has begun."""
         self._threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="carpool-batch")
 
     async def create(self, batch_id: str, request: BatchRequest, file: StoredFile) -> Batch:
@@ -56,14 +59,14 @@ class Batches:
                 lines=0,
                 questions=0,
             ),
-            options=BatchOptions(tenant=request.owner),
+            options=BatchOptions(tenant=request.owner, models=self._models),
             request=request,
             state="stopped",
             starts=(),
             created_ms=now_ms,
             updated_ms=now_ms,
         )
-        self._not_before_s[batch_id] = 0.0
+        self._fresh.add(batch_id)
         await self._ledger.write_batch(batch)
         self._look()
         return batch
@@ -76,10 +79,25 @@ class Batches:
         return cancelled
 
     async def watch(self) -> None:
-        """Takes batches until it is cancelled."""
+        """Takes batches, and says that they are at work, until it is cancelled."""
         while True:
-            self._look()
+            try:
+                self._look()
+                await self._tell()
+            except Exception:
+                log.exception("batches cannot be taken; trying again")
             await asyncio.sleep(LOOK_S)
+
+    async def _tell(self) -> None:
+        """Writes records of batches again, where their runner writes none, or one came too late."""
+        for name in [*self._jobs]:
+            batch = self._ledger.batches[name]
+            is_ended = batch.request is None or batch.request.ended
+            if not is_ended and time.monotonic() - self._ledger.changed_s[name] > ALIVE_S:
+                now_ms = self._parts.clock.now_us() // 1_000
+                await self._ledger.write_batch(replace(batch, updated_ms=now_ms))
+        while self._ledger.undone:
+            await self._ledger.write_batch(self._ledger.batches[self._ledger.undone.pop()])
 
     async def close(self) -> None:
         """Stops the jobs; their batches stay open in the log."""
@@ -90,8 +108,11 @@ class Batches:
         self._threads.shutdown()
 
     def _look(self) -> None:
-        """Begins jobs; the owner with the fewest goes first, then the oldest batch."""
-        while len(self._jobs) < JOBS_MAX:
+        """Begins jobs; the owner with the fewest goes first, then the oldest batch.
+
+        Where none is free, one of an owner with two more than another one's is stopped for it.
+        """
+        while True:
             at_work = Counter(job.owner for job, _ in self._jobs.values())
             due = [
                 (at_work[request.owner], batch.created_ms, batch.batch_id, batch, request)
@@ -100,24 +121,34 @@ class Batches:
             ]
             if not due:
                 return
-            *_, name, batch, request = min(due)
+            fewest, *_, name, batch, request = min(due)
+            if len(self._jobs) >= JOBS_MAX:
+                ((owner, most),) = at_work.most_common(1)
+                if most >= fewest + 2:
+                    [job for job, _ in self._jobs.values() if job.owner == owner][-1].stop()
+                return
+            self._fresh.discard(name)
             job = BatchJob(self._parts, batch, request)
             self._jobs[name] = job, asyncio.create_task(self._run(batch, job))
 
     def _is_due(self, batch: Batch, request: BatchRequest) -> bool:
         name = batch.batch_id
-        if name in self._jobs or request.ended or not self._parts.spent(request.owner, 0.0):
+        if name in self._jobs or request.ended:
             return False
-        is_ending = batch.state in ("done", "cancelled")  # its runner stores the files
-        wait_s = DEAD_S if batch.runner or is_ending else STANDS_STILL_S
-        since_s = self._ledger.changed_s[name] + wait_s + random.Random(name).random()
-        return time.monotonic() >= self._not_before_s.get(name, since_s)
+        if name in self._fresh and batch.runner is None:
+            since_s = 0.0
+        else:
+            since_s = self._ledger.changed_s[name] + DEAD_S + random.Random(name).random()
+        if time.monotonic() < max(since_s, self._not_before_s.get(name, 0.0)):
+            return False
+        ends = why_it_ends(batch, request, self._parts.clock.now_us() // 1_000) is not None
+        return ends or self._parts.spent(request.owner, 0.0)
 
     async def _run(self, batch: Batch, job: BatchJob) -> None:
         name = batch.batch_id
-        self._not_before_s.pop(name, None)
         try:
             ended = await asyncio.get_running_loop().run_in_executor(self._threads, job.work)
+            self._not_before_s.pop(name, None)
             if ended is not None:
                 await self._end(batch, ended)
         except CarpoolError as error:
@@ -139,9 +170,9 @@ class Batches:
             error_file_id=await self._store(batch, "error", ended.errors),
         )
         newest = self._ledger.batches.get(batch.batch_id, batch)
-        await self._ledger.write_batch(
-            replace(newest, request=request, runner=None, updated_ms=request.ended_ms)
-        )
+        if newest.request is not None and newest.request.ended is None:
+            made = replace(newest, request=request, runner=None, updated_ms=request.ended_ms)
+            await self._ledger.publish(batch_record(made, self._parts.clock.now_us()))
 
     async def _store(self, batch: Batch, what: str, path: Path | None) -> str | None:
         """Returns the id of a stored file: the same, whoever stores it."""

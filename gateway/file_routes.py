@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from starlette.routing import Route
 from gateway.batch_job import BatchParts
 from gateway.batches import Batches
 from gateway.failures import NoAnswer
-from gateway.files import PIECE_BYTES
+from gateway.files import PIECE_BYTES, LostFile
 from gateway.keys import Key
 from gateway.plan.batches import (
     FILE_FIELDS,
@@ -32,8 +33,10 @@ from producers.openai.fields import BadRequest, check_fields
 from schemas.batch import Batch, BatchRequest
 from schemas.files import StoredFile
 
-TRANSFERS_MAX = 8
-"""Uploads and downloads at a time."""
+TRANSFERS_MAX, OF_ONE_MAX = 8, 4
+"""Uploads and downloads at a time; those of one owner."""
+FILES_SHOWN, BATCHES_SHOWN = 10_000, 20
+"""Of a list, by default: as OpenAI's."""
 FIELD_BYTES_MAX = 4_096
 NAME_CHARS_MAX = 255
 
@@ -41,11 +44,11 @@ NAME_CHARS_MAX = 255
 class FileRoutes:
     """Files and batches of those who ask: each owner sees its own."""
 
-    def __init__(self, parts: BatchParts) -> None:
+    def __init__(self, parts: BatchParts, models: Sequence[str]) -> None:
         self._ledger = parts.ledger
         self._files = parts.files
-        self._batches = Batches(parts)
-        self._transfers = 0
+        self._batches = Batches(parts, models)
+        self._transfers = Counter[str]()
 
     def open(self) -> None:
         """Reads what the log has. Blocks. Raises as `Ledger.open`."""
@@ -75,23 +78,20 @@ class FileRoutes:
             Route(f"{batch}/cancel", self._cancel, methods=["POST"]),
         ]
 
-    def _check_room(self) -> None:
-        """Raises `NoAnswer` at the limit of uploads and downloads."""
-        if self._transfers >= TRANSFERS_MAX:
-            why = f"{TRANSFERS_MAX} files are sent at the moment; try again"
-            raise NoAnswer(503, why, retryable=True)
-
     @contextmanager
-    def _transfer(self) -> Iterator[None]:
-        self._transfers += 1
+    def _transfer(self, owner: str) -> Iterator[None]:
+        """Counts an upload or a download. Raises `NoAnswer` at the limits."""
+        if self._transfers.total() >= TRANSFERS_MAX or self._transfers[owner] >= OF_ONE_MAX:
+            why = f"{self._transfers.total()} files are sent at the moment; try again"
+            raise NoAnswer(503, why, retryable=True)
+        self._transfers[owner] += 1
         try:
             yield
         finally:
-            self._transfers -= 1
+            self._transfers[owner] -= 1
 
     async def _upload(self, request: Request) -> Response:
-        self._check_room()
-        with self._transfer():
+        with self._transfer(_owner(request)):
             try:
                 form = await request.form(
                     max_files=1, max_fields=len(FILE_FIELDS) + 1, max_part_size=FIELD_BYTES_MAX
@@ -120,7 +120,7 @@ class FileRoutes:
     async def _list_files(self, request: Request) -> Response:
         wanted = request.query_params.get("purpose")
         found = [each for each in self._files.of(_owner(request)) if wanted in (None, each.purpose)]
-        shown, has_more = page(found, request.query_params, lambda each: each.file_id)
+        shown, has_more = page(found, request.query_params, lambda each: each.file_id, FILES_SHOWN)
         return _list([*map(file_object, shown)], has_more=has_more)
 
     def _found(self, request: Request, name: str | None = None) -> StoredFile:
@@ -136,17 +136,27 @@ class FileRoutes:
 
     async def _delete(self, request: Request) -> Response:
         file = self._found(request)
+        for batch in [*self._ledger.batches.values()]:
+            asked = batch.request
+            if asked is not None and asked.input_file_id == file.file_id and not asked.ended:
+                why = f"the batch {PREFIX}{batch.batch_id} still reads it: cancel this first"
+                raise NoAnswer(409, why, retryable=False)
         await self._files.delete(file)
         return JSONResponse({"id": file.file_id, "object": "file", "deleted": True})
 
     async def _content(self, request: Request) -> Response:
         file = self._found(request)
-        self._check_room()
+        pieces = self._files.read(file)
+        with self._transfer(file.owner):
+            try:
+                first = await asyncio.to_thread(next, pieces, b"")
+            except LostFile as error:
+                raise NoAnswer(404, str(error), retryable=False) from None
 
         async def content() -> AsyncIterator[bytes]:
-            with self._transfer():
-                pieces = self._files.read(file)
+            with self._transfer(file.owner):
                 try:
+                    yield first
                     while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                         yield piece
                 finally:
@@ -181,7 +191,9 @@ class FileRoutes:
             if batch.request is not None and batch.request.owner == owner
         ]
         found.sort(key=lambda batch: batch.created_ms, reverse=True)
-        shown, has_more = page(found, request.query_params, lambda each: PREFIX + each.batch_id)
+        shown, has_more = page(
+            found, request.query_params, lambda each: PREFIX + each.batch_id, BATCHES_SHOWN
+        )
         objects = [batch_object(each, each.request) for each in shown if each.request is not None]
         return _list(objects, has_more=has_more)
 

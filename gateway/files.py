@@ -44,6 +44,9 @@ class Files:
         """Returns the files of an owner that have not expired, the newest first."""
         since_ms = self._clock.now_us() // 1_000 - FILES.retention_ms
         files = [*self._ledger.files.values()]
+        for each in files:
+            if each.created_ms <= since_ms:
+                self._ledger.files.pop(each.file_id, None)
         found = [each for each in files if each.owner == owner and each.created_ms > since_ms]
         return sorted(found, key=lambda each: each.created_ms, reverse=True)
 
@@ -100,6 +103,8 @@ class Files:
         left = file.size_bytes
         at, key = TopicPartition(FILE_PIECES.name, file.partition), file.upload.encode()
         with TopicReader(self._kafka, self._clock, name="gateway", config=READING) as reader:
+            if left and reader.bounds(at)[0] > file.start:
+                raise LostFile(f"{file.name}: its first bytes are not in the log any more")
             for message in reader.read_range(at, file.start, file.end):
                 if message.key == key:
                     piece = decode(FilePiece, message.value, message.headers)

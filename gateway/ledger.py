@@ -38,14 +38,16 @@ READING = {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 50}
 class Ledger:
     """Files by id, and batches by id, those of `/v1/batches` alone. Writes are of one event loop.
 
-    `changed_s`: when this process saw the last record of a batch, in monotonic seconds. A thread
-    follows the topics.
+    `changed_s`: when this process saw the last record of a batch, in monotonic seconds. `undone`:
+    batches that have ended, and whose last record does not say so: it is to be written again. A
+    thread follows the topics.
     """
 
     def __init__(self, kafka: KafkaSettings, client: ClientSettings, clock: Clock) -> None:
         self.files: dict[str, StoredFile] = {}
         self.batches: dict[str, Batch] = {}
         self.changed_s: dict[str, float] = {}
+        self.undone = set[str]()
         self._kafka = kafka
         self._client = client
         self._clock = clock
@@ -114,6 +116,7 @@ class Ledger:
         if known is not None and known.request is not None:
             # What its runner wrote before it knew takes neither an end nor a cancel back.
             if known.request.ended and not request.ended:
+                self.undone.add(batch.batch_id)
                 return
             if known.request.is_cancelled:
                 batch = replace(batch, request=replace(request, is_cancelled=True))

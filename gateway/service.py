@@ -34,6 +34,7 @@ from gateway.limits import Limits
 from gateway.plan.objects import AddressOf
 from gateway.settings import GatewaySettings
 from producers import Client
+from producers.openai.questions import MODEL
 from producers.settings import ClientSettings
 
 log = structlog.get_logger()
@@ -66,8 +67,9 @@ def run_gateway(
     opened = Client(kafka=kafka, settings=client)
     keys = keys_of(settings, has_prices=bool(client.price_in or client.price_out))
     address_of = partial(passage_address, base_url, keys)
-    files = FileRoutes(_parts(kafka, client, keys, limits, address_of))
-    gateway = Gateway(opened, workflows, address_of, limits, metrics.gateway, files)
+    models = (MODEL, *(f"{MODEL}/{name}" for name in workflows))
+    files = FileRoutes(_parts(kafka, client, keys, limits, address_of), models)
+    gateway = Gateway(opened, models, address_of, limits, metrics.gateway, files)
     has_begun = Event()
     pages = TelemetryServer(
         host=http.host,

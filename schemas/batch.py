@@ -31,7 +31,8 @@ class BatchFile(Record, frozen=True, kw_only=True):
 class BatchOptions(Record, frozen=True, kw_only=True):
     """The options that change an answer; they win over those of a line.
 
-    `workflow`: the name of a program, or a graph. `tenant`: as the header `rag-tenant`.
+    `workflow`: the name of a program, or a graph. `tenant`: as the header `rag-tenant`. `models`:
+    the names that a line of OpenAI's may give; None: any.
     """
 
     workflow: str | dict[str, Any] | None = None
@@ -39,6 +40,7 @@ class BatchOptions(Record, frozen=True, kw_only=True):
     top_k: TopK | None = None
     max_tokens: NonNegative | None = None
     tenant: Identifier | None = None
+    models: tuple[Identifier, ...] | None = None
 
 
 class Round(Record, frozen=True, kw_only=True):
@@ -73,9 +75,9 @@ class BatchRequest(Record, frozen=True, kw_only=True):
 class Batch(Record, frozen=True, kw_only=True):
     """What is known of a batch, without its answers.
 
-    `batch_id`: the digest of file and options. `starts`: the ends of the partitions of
-    `rag.answers.v1` when it began, `positions`: up to which its runner has read them. `runner`: the
-    process that works on it; None: none does.
+    `batch_id`: the digest of file and options, or a UUID of `/v1/batches`. `starts`: the ends of
+    the partitions of `rag.answers.v1` when it began, `positions`: up to which its runner has read
+    them. `runner`: the process that works on it; None: none does.
     `counts`: lines by the status of their answer. `first_open` and `next_line`: what is in progress
     is between these lines. `request`: of a batch of `/v1/batches`. Times are in epoch milliseconds,
     for people only.

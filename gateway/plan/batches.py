@@ -13,7 +13,7 @@ from gateway.plan.objects import status_of as response_status
 from producers.batch.lines import CHAT, URLS, BatchLine
 from producers.openai.fields import USED, BadRequest, Field, check_fields, refused
 from schemas.answer import Answer
-from schemas.batch import AnswerLine, Batch, BatchRequest
+from schemas.batch import AnswerLine, Batch, BatchRequest, HowEnded
 from schemas.files import StoredFile
 from schemas.topics import DAY_MS, FILES
 
@@ -133,6 +133,13 @@ def is_cancelled(batch: Batch, request: BatchRequest) -> bool:
     return request.is_cancelled or batch.state == "cancelled"
 
 
+def why_it_ends(batch: Batch, request: BatchRequest, now_ms: int) -> HowEnded | None:
+    """Returns how a batch ends before all is answered; None: it goes on."""
+    if is_cancelled(batch, request):
+        return "cancelled"
+    return "expired" if now_ms > batch.created_ms + WINDOW_MS else None
+
+
 def output_line(
     line: AnswerLine, asked: BatchLine | None, batch: Batch, address_of: AddressOf
 ) -> tuple[bool, Object]:
@@ -205,14 +212,14 @@ def _body(asked: BatchLine, answer: Answer, created_s: int, address_of: AddressO
 
 
 def page(
-    found: list[Found], query: Mapping[str, str], id_of: Callable[[Found], str]
+    found: list[Found], query: Mapping[str, str], id_of: Callable[[Found], str], limit_default: int
 ) -> tuple[list[Found], bool]:
     """Returns the part of a list that `after` and `limit` ask for, and whether more follows.
 
     Raises `BadRequest`.
     """
-    limit, after = query.get("limit", "20"), query.get("after")
-    if not limit.isdecimal() or not 1 <= int(limit) <= 10_000:
+    limit, after = query.get("limit", str(limit_default)), query.get("after")
+    if len(limit) > 5 or not limit.isdecimal() or not 1 <= int(limit) <= 10_000:
         raise _bad("limit", "it is a number from 1 to 10000")
     if query.get("order", "desc") not in ("asc", "desc"):
         raise _bad("order", "it is asc or desc")

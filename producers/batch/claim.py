@@ -56,7 +56,8 @@ class Claim:
             created_ms=now_ms,
             updated_ms=now_ms,
         )
-        self._batch = replace(known or new, file=source.facts)
+        starts = known.starts if known is not None and known.starts else new.starts
+        self._batch = replace(known or new, file=source.facts, starts=starts)
         self._state_before = self._batch.state
         for each in self._batch.rounds:
             self._plan.ask_again(each)

@@ -136,7 +136,7 @@ def _openai(line: Object, options: BatchOptions) -> BatchLine:
     if line.get("body") is None:
         raise RecordError("missing_field", "it has no `body`", field="$.body")
     try:
-        asked = (of_chat if url == CHAT else of_response)(line["body"], None)
+        asked = (of_chat if url == CHAT else of_response)(line["body"], options.models)
     except BadRequest as error:
         where = f".{error.param}" if error.param else ""
         why = str(error).removeprefix(f"{error.param}: ")

@@ -17,8 +17,11 @@ import openai
 import pytest
 from openai.types import Batch
 
+from carpool.clock import SystemClock
+from carpool.kafka.settings import KafkaSettings
 from gateway.keys import key_of
 from gateway.plan.batches import BATCH_FIELDS, FILE_FIELDS
+from producers.batch.batch_log import read_batches
 from schemas.answer import Usage, unanswered
 from schemas.query import Query
 from schemas.record import Record, Source
@@ -27,6 +30,7 @@ from tests.gateway.conftest import started
 from tests.producers.responder import Responder, answer_to
 from tests.waiting import WAIT_S, wait_until
 
+CLOCK = SystemClock()
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -35,6 +39,9 @@ def asked(embedded_bootstrap: str) -> Iterator[Responder]:
     made = Responder(embedded_bootstrap, QUERIES_BATCH.name)
     yield made
     made.close()
+
+
+SEARCH = {"type": "file_search", "vector_store_ids": ["default"]}
 
 
 def line(number: int, text: str, url: str = "/v1/chat/completions", **body: Any) -> str:
@@ -102,13 +109,15 @@ def test_a_batch_is_answered_line_by_line_in_the_order_of_its_file(
         line(3, "bad", n=2),
         "",
         line(4, "four", "/v1/responses"),
+        line(5, "five", model="gpt-5"),
+        line(6, "six", "/v1/responses", tools=[SEARCH], include=["file_search_call.results"]),
         metadata={"of": "me"},
     )
     batch = ended(sdk, made)
     assert (batch.status, batch.metadata, batch.errors) == ("completed", {"of": "me"}, None)
     counts = batch.request_counts
     assert counts is not None
-    assert (counts.total, counts.completed, counts.failed) == (4, 3, 1)
+    assert (counts.total, counts.completed, counts.failed) == (6, 3, 3)
     good, bad = lines_of(sdk, batch.output_file_id), lines_of(sdk, batch.error_file_id)
     assert [each["custom_id"] for each in good] == ["c-1", "c-2", "c-4"]
     bodies = [each["response"]["body"] for each in good]
@@ -117,9 +126,11 @@ def test_a_batch_is_answered_line_by_line_in_the_order_of_its_file(
     assert openai.types.responses.Response.model_validate(bodies[2]).output_text == "It is four"
     assert bodies[0]["choices"][0]["message"]["content"] == "It is one"
     assert bodies[0]["usage"]["prompt_tokens"] == 5
-    assert [(each["custom_id"], each["response"]["status_code"]) for each in bad] == [("c-3", 400)]
-    why = bad[0]["response"]["body"]["error"]["message"]
-    assert why == "body.n: an answer is one text; leave it out"
+    assert [each["custom_id"] for each in bad] == ["c-3", "c-5", "c-6"]
+    assert {each["response"]["status_code"] for each in bad} == {400}
+    whys = [each["response"]["body"]["error"]["message"] for each in bad]
+    assert whys[0] == "body.n: an answer is one text; leave it out"
+    assert "there is no model 'gpt-5'" in whys[1] and "answers of batches have none" in whys[2]
     assert next(query.instructions for query in asked.seen if query.text == "two") == "Be brief."
     assert batch.id in [each.id for each in sdk.batches.list(limit=100)]
 
@@ -152,6 +163,8 @@ def test_questions_that_fail_are_in_the_file_of_errors(
 def test_a_cancelled_batch_has_the_answers_that_came(sdk: openai.OpenAI, asked: Responder) -> None:
     asked.reply = lambda query, source: [answer_to(query, source)] * (query.text == "soon")
     batch = begun(sdk, line(1, "soon"), line(2, "never"))
+    with pytest.raises(openai.ConflictError, match="still reads it"):
+        sdk.files.delete(batch.input_file_id)
     until_s = time.monotonic() + WAIT_S
     while not any(query.text == "never" for query in asked.seen):
         assert time.monotonic() < until_s
@@ -279,13 +292,16 @@ def test_an_owner_has_its_own_files_and_batches_alone(asked: Responder, tmp_path
 def test_a_gateway_stops_the_batches_of_a_key_that_has_used_its_cost(
     asked: Responder, tmp_path: Path
 ) -> None:
-    used = Usage(input_tokens=1_000_000)
+    used = Usage(input_tokens=10_000)
     asked.reply = lambda query, source: [answer_to(query, source, usage=used)]
-    (file := tmp_path / "keys").write_bytes(msgspec.json.encode(key_of("k", "a", cost_a_day=3.0)))
+    texts = {f"dear {n}" for n in range(3_000)}
+    (file := tmp_path / "keys").write_bytes(
+        msgspec.json.encode(key_of("k", "spender", cost_a_day=3.0))
+    )
     settings = (f"gateway.keys_file={file}", "client.price_in=1")
     with started(asked.bootstrap, tmp_path, *settings) as (_, base_url, _):
         sdk = openai.OpenAI(base_url=base_url, api_key="k", max_retries=0)
-        begun(sdk, *(line(n, f"dear {n}") for n in range(5)))
+        begun(sdk, *(line(n, text) for n, text in enumerate(texts)))
 
         def is_refused() -> bool:
             try:
@@ -295,6 +311,19 @@ def test_a_gateway_stops_the_batches_of_a_key_that_has_used_its_cost(
             return False
 
         wait_until(is_refused, "the cost of today is used")
+
+        def is_open() -> bool:
+            (batch,) = (
+                each
+                for each in read_batches(KafkaSettings(bootstrap=asked.bootstrap), CLOCK).values()
+                if each.request is not None and each.request.owner == "spender"
+            )
+            assert batch.request is not None
+            return batch.runner is None and batch.state == "stopped" and not batch.request.ended
+
+        wait_until(is_open, "the batch waits")
+    seen = sum(query.text in texts for query in asked.seen)
+    assert 300 <= seen < 3_000, "what is in flight is answered, and nothing more is asked"
 
 
 def form(*parts: str, boundary: str = "b") -> tuple[str, bytes]:
