@@ -19,6 +19,7 @@ from openai.types import Batch
 
 from carpool.clock import SystemClock
 from carpool.kafka.settings import KafkaSettings
+from gateway.batches import JOBS_MAX
 from gateway.keys import key_of
 from gateway.plan.batches import BATCH_FIELDS, FILE_FIELDS
 from producers.batch.batch_log import read_batches
@@ -369,3 +370,19 @@ def test_a_form_that_is_no_file_is_refused(
 def test_every_field_of_the_sdk_is_in_the_tables() -> None:
     assert openai.types.BatchCreateParams.__annotations__.keys() == BATCH_FIELDS.keys()
     assert openai.types.FileCreateParams.__annotations__.keys() == FILE_FIELDS.keys()
+
+
+def test_an_owner_with_many_batches_makes_room_for_another_one(
+    asked: Responder, tmp_path: Path
+) -> None:
+    """The batches of the first one are never answered."""
+    asked.reply = lambda query, source: [answer_to(query, source)] * query.text.startswith("other")
+    keys = [key_of("one", "a"), key_of("two", "b")]
+    (file := tmp_path / "keys").write_bytes(b"\n".join(map(msgspec.json.encode, keys)))
+    with started(asked.bootstrap, tmp_path, f"gateway.keys_file={file}") as (_, base_url, _):
+        owner, other = (openai.OpenAI(base_url=base_url, api_key=key) for key in ("one", "two"))
+        many = [begun(owner, line(1, f"many {n}")) for n in range(JOBS_MAX)]
+        texts = {f"many {n}" for n in range(JOBS_MAX)}
+        wait_until(lambda: texts <= {query.text for query in asked.seen}, "all are at work")
+        assert ended(other, begun(other, line(1, "other"))).status == "completed"
+        assert {owner.batches.retrieve(each.id).status for each in many} == {"in_progress"}
