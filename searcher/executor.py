@@ -75,12 +75,13 @@ class SearchGroup:
     """Queries in search order, and advice on what comes after them.
 
     `window` is any value that differs between windows. `horizon` says in how many windows a cluster
-    is needed next; 1: in the next one.
+    is needed next; 1: in the next one. `is_next`: it is of the next group of the window instead.
     """
 
     searches: tuple[Search, ...]
     window: object = None
     horizon: Mapping[ClusterId, int] = field(default_factory=dict)
+    is_next: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

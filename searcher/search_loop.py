@@ -39,6 +39,7 @@ class SearchLoop:
         self._mailbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._deadlines: dict[int, int] = {}  # of the searches in progress that have one
         self._window: object = object()  # of the group that joined last
+        self._follows_next = False  # its window has no horizon but `next` of each group
         self._is_stopped = False
 
     def join(self, group: SearchGroup) -> None:
@@ -60,10 +61,15 @@ class SearchLoop:
     # ---- the search thread
 
     def _begins_window(self, group: SearchGroup) -> bool:
-        """Whether `group` is of another window than the one before it."""
+        """Whether `group` is of another window than the one before it, or has advice of its own.
+
+        Where no window is known but this one, each group says what the next one needs.
+        """
         is_new = group.window is None or group.window != self._window
         self._window = group.window
-        return is_new
+        if is_new:
+            self._follows_next = group.is_next
+        return is_new or (group.is_next and self._follows_next)
 
     def _late(self) -> list[int]:
         """Returns the searches whose deadline has passed."""

@@ -152,6 +152,7 @@ class SearcherStage(Stage[Group]):
                     searches=tuple(searches),
                     window=(group.grouper, group.window_id),
                     horizon=_horizon(group) | dict.fromkeys(_zero_clusters(opened.manifest), 1),
+                    is_next=group.next is not None and not group.horizon,
                 )
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -132,17 +133,21 @@ def test_each_query_has_the_search_that_it_asked_for_and_says_whether_its_recall
     ]
 
 
-def test_the_first_query_of_a_group_finds_what_was_read_ahead(index: SmallIndex) -> None:
-    vector = questions(1)[0]
+def test_the_first_query_of_each_next_group_finds_what_was_read_ahead(index: SmallIndex) -> None:
+    vector, hints = questions(1)[0], [(0, 1), (5, 6), (2, 3)]
     with running(index) as run:
-        run.search(make_group(index, [vector], clusters=[(0, 1)], next_clusters=(5, 6)))
-        found = run.search(make_group(index, [vector], clusters=[(5, 6)], sequence=1))["q1-0"]
-        assert found.bytes_read == 0
+        for sequence, (clusters, following) in enumerate(pairwise([*hints, None])):
+            assert clusters is not None
+            group = make_group(
+                index, [vector], clusters=[clusters], next_clusters=following, sequence=sequence
+            )
+            found = run.search(group)[f"q{sequence}-0"]
+            assert (found.bytes_read == 0) == (sequence > 0)
         used, late = (
             run.count("prefetches_total", result="used"),
             run.count("prefetches_total", result="late"),
         )
-        assert used + late == 2
+        assert used + late == 4
         assert run.count("prefetches_total", result="wasted") == 0
         # The first group began at once: nothing was read ahead for it.
         assert run.count("bytes_read_total", purpose="demand") == sum(
