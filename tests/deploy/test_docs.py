@@ -49,6 +49,11 @@ NOT_RUN = {
     ],
     "docs/guides/operating.md": ["curl http"],
     "docs/guides/own-corpus.md": ["carpool index tune"],
+    "docs/guides/paper-mode.md": [
+        "carpool index build",
+        "carpool batch run",
+        "carpool up --config",  # tests/e2e/test_paper_mode.py
+    ],
     "docs/guides/workflows.md": [
         "carpool ask --workflow",
         *["carpool workflows run"] * 2,  # tests/cli/test_workflow_run.py
