@@ -190,7 +190,7 @@ class LlmServer:
         return write(prompt_text(chat.messages))
 
     async def pace(self, prompt_tokens: int) -> AsyncGenerator[None, None]:
-        """Yields when the server has read the prompt, and when each token may be written."""
+        """Yields when tokens of a prompt that were not cached are read, and for each new one."""
         await asyncio.sleep(self._latency_s)
         yield
         loop = asyncio.get_running_loop()
@@ -288,7 +288,7 @@ class LlmServer:
         odd = ODD_EVENTS if fault.mode == "odd" and chat.stream else ()
         fault = NO_FAULT if odd else fault
         stream = EventStream(request)
-        async with aclosing(self.pace(len(ids))) as pace:
+        async with aclosing(self.pace(len(ids) - cached_tokens)) as pace:
             await anext(pace)
             for event in odd:
                 await stream.event(event)

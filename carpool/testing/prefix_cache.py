@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ class PrefixCache:
         self._kv_events = kv_events
         self._publisher: KvPublisher | None = None
         self._opened = ExitStack()
-        self._prefixes: set[tuple[int, ...]] = set()  # of whole blocks
+        self._prefixes: set[int] = set()  # of whole blocks, each by its hash
 
     def __enter__(self) -> PrefixCache:
         if self._kv_events is not None:
@@ -36,7 +37,8 @@ class PrefixCache:
     def take(self, ids: Sequence[int]) -> int:
         """Caches a prompt; returns how many of its tokens were cached before."""
         ends = range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS)
-        prefixes = [tuple(ids[:end]) for end in ends]
+        blocks = (hash(tuple(ids[end - BLOCK_TOKENS : end])) for end in ends)
+        prefixes = list(accumulate(blocks, lambda before, block: hash((before, block))))
         known = sum(each in self._prefixes for each in prefixes)
         if self._publisher is not None and known < len(prefixes):
             self._publisher.publish(self._publisher.store(ids, first=known))
