@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from typer import Option
 
 from bench.core.options import DataOption, JsonOption, NprobeOption, SeedOption
 from bench.services.options import CorpusOptions
+
+Mode: TypeAlias = Literal["exact", "paged"]
 
 
 class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +93,12 @@ class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
     index, and stand-in for the LLM. Then, with mixed workflows, what a kill costs, and what a step
     takes if the LLM answers at once.
 
+    With --collection, searches are slow: of a grown set, with one mode and budget for all, and a
+    stand-in with a prefix cache. First it measures searches and texts alone: choose a --speed at
+    which they take as long. Nothing is killed. Exact searches have rows for sub-stages (Eq. 1):
+    `no-substages`, where searches wait for those before them, and `fixed-substages`, of eight
+    clusters (figure 16 of the paper).
+
     Ends with 1 when a question of Carpool has not one answer, also when Carpool is killed.
     """
 
@@ -102,6 +110,19 @@ class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
     workflow: Annotated[
         list[str], Option(metavar="NAME", help="One alone, or mixed; repeatable.")
     ] = msgspec.field(default_factory=lambda: ["mixed"])
+    contestant: Annotated[list[str], Option(metavar="NAME", help="Repeatable. Default: all.")] = (
+        msgspec.field(default_factory=list)
+    )
+    rate_step: Annotated[float, Option(min=1.01, help="From a rate to the next one.")] = 1.25
+    questions: Annotated[int, Option(min=10, help="At least so many for a rate.")] = 10
+    collection: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="A set of `carpool bench data`; its index is built if absent."),
+    ] = None
+    mode: Annotated[Mode, Option(help="Of the searches of --collection.")] = "exact"
+    memory_share: Annotated[
+        float, Option(min=0.001, max=1, help="Memory over the bytes of clusters, or of codes.")
+    ] = 0.1
 
 
 class NearnessOptions(PaperOptions, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from bench.core.machine import data_file
 from bench.core.run import ServicesRun
 from bench.core.session import Session, open_session
 from bench.data.evaluation import CORPUS, find_data
-from bench.data.index import corpus_index
+from bench.data.index import BenchIndex, corpus_index
 from bench.services.options import CorpusOptions
 from carpool.embedding import EmbeddingSettings
 from carpool.settings import environment_name
@@ -26,15 +26,19 @@ class CorpusRun(ServicesRun):
         super().__init__(benchmark, options, "embedded")
         self.folder.mkdir(parents=True, exist_ok=True)
         embedding = EmbeddingSettings(model=options.model) if options.model else EmbeddingSettings()
-        self.index = corpus_index(
+        self.index = self.open_index(options, embedding)
+        self.note(f"index: {self.index.dir}")
+        self.settings.setdefault(environment_name("embedding", "model"), embedding.model)
+
+    def open_index(self, options: CorpusOptions, embedding: EmbeddingSettings) -> BenchIndex:
+        """Returns the index of the run, built if absent. Blocks."""
+        return corpus_index(
             self.data,
             folder=options.work.resolve(),
             nlist=options.nlist,
             seed=options.seed,
             embedding=embedding,
         )
-        self.note(f"index: {self.index.dir}")
-        self.settings.setdefault(environment_name("embedding", "model"), embedding.model)
 
     def session(
         self, services: Sequence[str], name: str = "", **stack: Any

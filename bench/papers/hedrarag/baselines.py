@@ -24,6 +24,7 @@ from bench.core.kafka import kafka_settings
 from carpool.clock import SystemClock
 from carpool.kafka.client_config import producer_config
 from carpool.kafka.topic_reader import TopicReader
+from carpool.settings import load_settings
 from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 from carpool.workflow.load import load_programs
 from carpool.workflow.program import NextSteps, find
@@ -65,6 +66,12 @@ class State(TypedDict):
     is_over: bool
 
 
+class Sections(msgspec.Struct):
+    """The settings of Carpool's searcher that the baselines have too."""
+
+    searcher: SearcherSettings
+
+
 class Work:
     """Questions that wait, the programs, the index, the templates, the server and the broker."""
 
@@ -76,7 +83,9 @@ class Work:
         self._producer = Producer(producer_config(self._kafka))
         self._programs, self._settings = load_programs(), GeneratorSettings()
         self._templates = load_templates(self._settings)
-        self._searcher = LocalSearcher(index)
+        own = load_settings(Sections, file=None, environ=os.environ).searcher
+        own = msgspec.structs.replace(own, direct_io="auto")
+        self._searcher = LocalSearcher(index, settings=own)
         self._searcher.search(["The first text loads the model."])
         client = DefaultAsyncHttpxClient(trust_env=False)
         self._llm = AsyncOpenAI(base_url=url, api_key="-", http_client=client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +29,11 @@ OF_CARPOOL = {
 """Settings: as many requests as the server runs at once; no answer of an earlier load is reused."""
 ONE_AT_A_TIME = {("grouper", "window_queries_max"): "1", ("grouper", "horizon_windows"): "0"}
 BASELINES = ("blocking", "langgraph")
+OF_SUBSTAGES = ("no-substages", "fixed-substages")
+"""Carpool with other sub-stages of exact searches."""
 NAMES = (*BASELINES, "windows-of-one", "carpool")
 MODULE = "bench.papers.hedrarag.baselines"
+SUBSTAGES = "bench.papers.hedrarag.substages"
 WAY = ((QUERIES.name, ANSWERS.name),)
 WARM_UP_PER_S, WARM_UP_S = 200.0, 45.0
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,6 +73,8 @@ def open_contestant(
     stack: dict[str, Any] = {"services": SERVICES, "llm_url": url}
     if name in BASELINES:
         stack |= baseline(name, python, work)
+    elif name in OF_SUBSTAGES:
+        stack["commands"] = {"searcher": (sys.executable, "-m", SUBSTAGES, name)}
     topics = (ANSWERS.name,)
     with open_session(index, work, given, brokers=1, topics=topics, **stack) as session:
         warm_up(session.stack.bootstrap, given, work)

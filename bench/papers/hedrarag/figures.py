@@ -8,13 +8,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench.core.kafka import kafka_version
+from bench.core.run import figures
 from bench.core.session import Session
 from bench.core.stack import ServiceProcess, clean_environment, llm_url
 from bench.data.evaluation import QUESTIONS
-from bench.papers.hedrarag.contestants import LANGGRAPH, NAMES, open_contestant, python_of
+from bench.data.index import BenchIndex
+from bench.papers.hedrarag.contestants import (
+    LANGGRAPH,
+    NAMES,
+    OF_SUBSTAGES,
+    open_contestant,
+    python_of,
+)
 from bench.papers.hedrarag.loads import FIVE, MIXED, STEPS, Loads
+from bench.papers.hedrarag.regime import collection_index, measured_alone, settings_of
 from bench.papers.options import HedraRagOptions
 from bench.services.corpus import CorpusRun
+from bench.services.options import CorpusOptions
+from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import free_port
 
@@ -34,25 +45,39 @@ class HedraRagRun(CorpusRun):
         self._python = python_of(options.langgraph)
         super().__init__("hedrarag", options)
         self.note(f"baselines: {', '.join(LANGGRAPH)} in {options.langgraph}")
+        if options.collection is not None:
+            self.settings |= settings_of(self.index, options)
         self.files = [self.data.file(f"{name}.jsonl.gz") for name in QUESTIONS]
         texts = [one.text for name in QUESTIONS for one in self.data.questions(name) if one.text]
-        self.loads = Loads(texts, options.seed, options.seconds, self.note)
+        self.loads = Loads(texts, options, self.note)
+        self.texts, self._options = texts, options
+
+    def open_index(self, options: CorpusOptions, embedding: EmbeddingSettings) -> BenchIndex:
+        """Returns the index of the collection; without one, that of the passages."""
+        assert isinstance(options, HedraRagOptions)
+        if options.collection is not None:
+            return collection_index(options.collection, options.seed)
+        return super().open_index(options, embedding)
+
+    def llm(self, speed: float) -> ServiceProcess:
+        """Returns an LLM server that is not started."""
+        port, cache = free_port(), "no-cache" if self._options.collection is None else "cache"
+        return ServiceProcess(
+            [sys.executable, "-m", LLM_MODULE, str(port), str(speed), cache],
+            environ=clean_environment(),
+            log_file=self.folder / "llm.log",
+            port=port,
+        )
 
     @contextmanager
     def opened(self, name: str, speed: float) -> Iterator[tuple[Session, ServiceProcess]]:
         """Yields a contestant that is warm, and its LLM server. `speed` 0: answers at once."""
-        port = free_port()
         with (
-            ServiceProcess(
-                [sys.executable, "-m", LLM_MODULE, str(port), str(speed)],
-                environ=clean_environment(),
-                log_file=self.folder / "llm.log",
-                port=port,
-            ) as llm,
+            self.llm(speed) as llm,
             open_contestant(
                 name,
                 index=self.index.dir,
-                url=llm_url(port),
+                url=llm_url(llm.port),
                 work=self.folder / name,
                 settings=self.settings,
                 python=self._python,
@@ -78,22 +103,30 @@ class HedraRagRun(CorpusRun):
 def run(options: HedraRagOptions) -> bool:
     if unknown := {*options.workflow} - {MIXED, *FIVE}:
         raise ConfigError(f"there is no {unknown}; there are {', '.join((MIXED, *FIVE))}")
-    run, is_mixed = HedraRagRun(options), MIXED in options.workflow
+    names = (*NAMES, *(OF_SUBSTAGES if options.collection and options.mode == "exact" else ()))
+    if unknown := {*options.contestant} - {*names}:
+        raise ConfigError(f"there is no {unknown}; there are {', '.join(names)}")
+    run, kills_too = HedraRagRun(options), MIXED in options.workflow and not options.collection
+    alone: dict[str, Any] = {}
+    if options.collection is not None:
+        with run.llm(options.speed) as llm:
+            alone = measured_alone(run.index, run.settings, run.texts, llm_url(llm.port))
+        run.note(f"alone: {dict(figures(alone))}")
     curves: dict[str, dict[str, Any]] = {}
     kills: dict[str, dict[str, float]] = {}
-    for name in NAMES:
+    for name in options.contestant or names:
         run.note(name)
         with run.opened(name, options.speed) as (session, llm):
             for load in options.workflow:
                 curves[f"{load}, {name}"] = run.loads.curve(session, load)
-            if is_mixed and name in KILLED:
+            if kills_too and name in KILLED:
                 kills[name] = run.loads.kill(session, llm)
-    steps = run.steps() if is_mixed else {}
+    steps = run.steps() if kills_too else {}
 
     return run.finish(
-        {"load": curves, "kill": kills, STEPS: steps},
+        {"alone": alone, "load": curves, "kill": kills, STEPS: steps},
         promises=promises(curves, kills),
-        results={"curves": curves, "kills": kills, "steps": steps},
+        results={"alone": alone, "curves": curves, "kills": kills, "steps": steps},
         broker=f"Apache Kafka {kafka_version()}, started for the run",
         baselines=LANGGRAPH,
         **run.facts(*run.files),

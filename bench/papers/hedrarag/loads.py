@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle, repeat
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from bench.core.accounting import Accounting, answer_accounting
 from bench.core.cpu import COMPILERS, CpuMeter
@@ -20,6 +24,7 @@ from bench.core.session import SentLoad, Session
 from bench.core.spread import Spread, spread
 from bench.core.stack import ServiceProcess
 from bench.papers.hedrarag.contestants import kill_and_restart
+from bench.papers.options import HedraRagOptions
 from producers.read_questions import Question
 from schemas.answer import Answer
 
@@ -31,9 +36,9 @@ LOADS = {MIXED: FIVE, STEPS: ("one_shot", *FIVE)} | {name: (name,) for name in F
 SLO_S = 10.0
 OFFLINE = 64
 """Questions of an offline load."""
-RATES = tuple(0.25 * 1.25**step for step in range(30))
-QUESTIONS_MIN = 10
+RATE_MIN_PER_S, RATE_MAX_PER_S = 0.25, 200.0
 DRAIN_S = 120.0
+RESAMPLES = 1_000
 KILL_PER_S, KILL_QUESTIONS = 2.0, 40
 
 
@@ -42,7 +47,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     `texts`: generated for the answers. By workflow: `p50_s`, and `steps`: the mean number of its
     rounds and its answer. CPU is without `idle_ms`, what the processes take in as many idle
-    seconds; `with_broker_ms` has the broker too.
+    seconds; `with_broker_ms` has the broker too. `read_mb_a_question`: by its processes, from a
+    disk. The 95 % intervals resample latencies as if they did not depend on each other.
     """
 
     rate_per_s: float
@@ -50,6 +56,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     texts: int
     took_s: float
     latency_s: Spread | None
+    p50_interval_s: tuple[float, ...]
+    p99_interval_s: tuple[float, ...]
+    searches_per_s: float
+    read_mb_a_question: float
     p50_s: dict[str, float]
     steps: dict[str, float]
     cpu_ms_a_question: float
@@ -67,10 +77,10 @@ class Loads:
     """Asks questions: for each load the same ones of every contestant, with new ids."""
 
     def __init__(
-        self, texts: Sequence[str], seed: int, seconds: float, note: Callable[[str], None]
+        self, texts: Sequence[str], options: HedraRagOptions, note: Callable[[str], None]
     ) -> None:
-        """A load at a rate takes `seconds`. `note` gets a line for each load."""
-        self._texts, self._seed, self._seconds, self._note = texts, seed, seconds, note
+        """`note` gets a line for each load."""
+        self._texts, self._seed, self._options, self._note = texts, options.seed, options, note
         self._run = 0
 
     def ask(
@@ -86,6 +96,7 @@ class Loads:
         own = {name: [each.pid] for name, each in session.stack.processes.items()}
         meter = CpuMeter({**own, BROKER: [each.pid for each in session.brokers]})
         meter.start()
+        read_before = read_bytes(session)
         began_s, sent = time.monotonic(), SentLoad()
         for part in (questions[: count // 2], questions[count // 2 :]) if halfway else (questions,):
             if sent and halfway:
@@ -95,7 +106,15 @@ class Loads:
         session.recorder.wait(sent.keys(), stalled_s=DRAIN_S)
         took_s = time.monotonic() - began_s
         meter.stop()  # by its end, answers that come twice have come
-        found = self._load(session, sent, meter, rate_per_s=rate_per_s, took_s=took_s)
+        read_mb = sum((read_bytes(session) - read_before).values()) / 1e6 / count
+        found = self._load(
+            session,
+            sent,
+            meter,
+            rate_per_s=rate_per_s,
+            took_s=took_s,
+            read_mb_a_question=read_mb,
+        )
         self._note(f"{name}: {dict(figures(found))}")
         return found
 
@@ -112,6 +131,9 @@ class Loads:
             accounting=answer_accounting(sent, answers),
             texts=sum(map(texts_of, first.values())),
             latency_s=spread(took_s.values()),
+            p50_interval_s=interval([*took_s.values()], 50),
+            p99_interval_s=interval([*took_s.values()], 99),
+            searches_per_s=sum(map(searches_of, first.values())) / given["took_s"],
             p50_s={name: median(took_s[key] for key in own) for name, own in keys.items()},
             steps={name: fmean(steps_of(first[key]) for key in own) for name, own in keys.items()},
             cpu_ms_a_question=sum(cpu_ms.values()) - cpu_ms[BROKER],
@@ -125,8 +147,8 @@ class Loads:
         """Asks offline, then at rates from 0.4 of that up to the first over the SLO. Blocks."""
         loads = [self.ask(session, name, 0.0, OFFLINE)]
         offline_per_s = OFFLINE / loads[0].took_s
-        for rate_per_s in (rate for rate in RATES if rate > 0.4 * offline_per_s):
-            count = max(QUESTIONS_MIN, round(rate_per_s * self._seconds))
+        for rate_per_s in rates(0.4 * offline_per_s, self._options.rate_step):
+            count = max(self._options.questions, round(rate_per_s * self._options.seconds))
             loads.append(self.ask(session, name, rate_per_s, count))
             if not loads[-1].holds:
                 break
@@ -166,6 +188,36 @@ class Loads:
 def texts_of(answer: Answer) -> int:
     """Returns how many texts were generated for an answer, with its own."""
     return 1 + sum(step.kind == "generate" for step in answer.steps)
+
+
+def searches_of(answer: Answer) -> int:
+    """Returns how many searches were made for an answer."""
+    return sum(step.kind == "retrieve" for step in answer.steps)
+
+
+def rates(above_per_s: float, step: float) -> list[float]:
+    """Returns the rates above one, the same for all contestants, `step` times the one before."""
+    count = int(math.log(RATE_MAX_PER_S / RATE_MIN_PER_S, step))
+    every = [RATE_MIN_PER_S * step**number for number in range(count)]
+    return [rate for rate in every if rate > above_per_s]
+
+
+def interval(values: Sequence[float], percent: float) -> tuple[float, ...]:
+    """Returns the 95 % interval of a percentile; empty without values."""
+    if not values:
+        return ()
+    drawn = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
+    ends = np.percentile(np.percentile(drawn, percent, axis=1), (2.5, 97.5))
+    return tuple(round(float(end), 3) for end in ends)
+
+
+def read_bytes(session: Session) -> Counter[int]:
+    """Returns the bytes that each process of a contestant has read from a disk."""
+    found = Counter[int]()
+    for process in session.stack.processes.values():
+        lines = Path(f"/proc/{process.pid}/io").read_text(encoding="ascii").splitlines()
+        found[process.pid] = int(dict(line.split(": ", 1) for line in lines)["read_bytes"])
+    return found
 
 
 def steps_of(answer: Answer) -> int:
