@@ -85,7 +85,7 @@ class SpeculationOptions(PaperOptions, frozen=True, kw_only=True):
 
 
 class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
-    """HedraRAG 6: workflows under load. Latency by rate, and the highest rate at an SLO of 10 s.
+    """HedraRAG 6: workflows under load. Latency by rate, and the highest rate at an SLO.
 
     HotpotQA and NQ questions over the passages, with five workflows in turn: by Carpool (exactly
     once, on Apache Kafka from KAFKA_HOME), by Carpool with windows of one, by LangGraph with its
@@ -113,6 +113,9 @@ class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
     contestant: Annotated[list[str], Option(metavar="NAME", help="Repeatable. Default: all.")] = (
         msgspec.field(default_factory=list)
     )
+    slo_s: Annotated[
+        float, Option("--slo", min=0.1, help="Seconds; the p99 that ends a curve.")
+    ] = 10.0
     rate_step: Annotated[float, Option(min=1.01, help="From a rate to the next one.")] = 1.25
     questions: Annotated[int, Option(min=10, help="At least so many for a rate.")] = 10
     collection: Annotated[

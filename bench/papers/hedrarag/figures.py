@@ -20,7 +20,7 @@ from bench.papers.hedrarag.contestants import (
     open_contestant,
     python_of,
 )
-from bench.papers.hedrarag.loads import FIVE, MIXED, STEPS, Loads
+from bench.papers.hedrarag.loads import FIVE, MIXED, STEPS, Loads, by_rate
 from bench.papers.hedrarag.regime import collection_index, measured_alone, settings_of
 from bench.papers.options import HedraRagOptions
 from bench.services.corpus import CorpusRun
@@ -32,6 +32,7 @@ from carpool.kafka.embedded import free_port
 KILLED = ("langgraph", "carpool")
 """The contestants whose workflows survive a kill."""
 LLM_MODULE = "bench.papers.hedrarag.stepped_llm"
+RATES = "p50; p99 [95 %], s; searches a second; MB a question"
 WARM_UP_PER_S, WARM_UP = 4.0, 40
 STEPS_PER_S, STEPS_QUESTIONS = 4.0, 240
 """Of the load `steps`: low, so that no question waits for another."""
@@ -121,10 +122,11 @@ def run(options: HedraRagOptions) -> bool:
                 curves[f"{load}, {name}"] = run.loads.curve(session, load)
             if kills_too and name in KILLED:
                 kills[name] = run.loads.kill(session, llm)
+    rates = {name: by_rate(curve) for name, curve in curves.items()}
     steps = run.steps() if kills_too else {}
 
     return run.finish(
-        {"alone": alone, "load": curves, "kill": kills, STEPS: steps},
+        {"alone": alone, RATES: rates, "load": curves, "kill": kills, STEPS: steps},
         promises=promises(curves, kills),
         results={"alone": alone, "curves": curves, "kills": kills, "steps": steps},
         broker=f"Apache Kafka {kafka_version()}, started for the run",

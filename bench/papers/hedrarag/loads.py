@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle, repeat
 from pathlib import Path
@@ -33,7 +33,6 @@ FIVE = ("hyde", "multistep", "irg", "recomp", "corrective")
 MIXED, STEPS = "mixed", "steps"
 LOADS = {MIXED: FIVE, STEPS: ("one_shot", *FIVE)} | {name: (name,) for name in FIVE}
 """The workflows of a load, one question each in turn."""
-SLO_S = 10.0
 OFFLINE = 64
 """Questions of an offline load."""
 RATE_MIN_PER_S, RATE_MAX_PER_S = 0.25, 200.0
@@ -67,10 +66,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ms: dict[str, float]
     idle_ms: float
 
-    @property
-    def holds(self) -> bool:
+    def holds(self, slo_s: float) -> bool:
         """Whether each question has an answer, and 99 of 100 within the SLO."""
-        return self.accounting.holds and self.latency_s is not None and self.latency_s.p99 <= SLO_S
+        return self.accounting.holds and self.latency_s is not None and self.latency_s.p99 <= slo_s
 
 
 class Loads:
@@ -145,15 +143,17 @@ class Loads:
 
     def curve(self, session: Session, name: str) -> dict[str, Any]:
         """Asks offline, then at rates from 0.4 of that up to the first over the SLO. Blocks."""
-        loads = [self.ask(session, name, 0.0, OFFLINE)]
+        slo_s, loads = self._options.slo_s, [self.ask(session, name, 0.0, OFFLINE)]
         offline_per_s = OFFLINE / loads[0].took_s
         for rate_per_s in rates(0.4 * offline_per_s, self._options.rate_step):
             count = max(self._options.questions, round(rate_per_s * self._options.seconds))
             loads.append(self.ask(session, name, rate_per_s, count))
-            if not loads[-1].holds:
+            if not loads[-1].holds(slo_s):
                 break
         best = max(
-            (one for one in loads[1:] if one.holds), key=lambda one: one.rate_per_s, default=None
+            (one for one in loads[1:] if one.holds(slo_s)),
+            key=lambda one: one.rate_per_s,
+            default=None,
         )
         return {
             "offline_per_s": offline_per_s,
@@ -188,6 +188,22 @@ class Loads:
 def texts_of(answer: Answer) -> int:
     """Returns how many texts were generated for an answer, with its own."""
     return 1 + sum(step.kind == "generate" for step in answer.steps)
+
+
+def by_rate(curve: Mapping[str, Any]) -> dict[str, str]:
+    """Returns p50 and p99 in seconds with their intervals, searches a second and MB a question."""
+    return {
+        f"{load.rate_per_s:.3g} a second": "; ".join(
+            (
+                f"{load.latency_s.p50:.2f} {[*load.p50_interval_s]}",
+                f"{load.latency_s.p99:.2f} {[*load.p99_interval_s]}",
+                f"{load.searches_per_s:.1f}",
+                f"{load.read_mb_a_question:.1f}",
+            )
+        )
+        for load in curve["loads"]
+        if load.latency_s is not None
+    }
 
 
 def searches_of(answer: Answer) -> int:
