@@ -35,7 +35,7 @@ from gateway.keys import key_of, new_key
 from tests.e2e.support import services
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 ASKED = re.compile(r"what of the (\w+ n\d+)\?")
 TOKENS = {"river": 60, "comet": 60, "glacier": 450}
@@ -190,7 +190,9 @@ def have_begun(*streams: Asked) -> None:
 
 
 @pytest.mark.parametrize(
-    "here", ["embedded", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True
+    "here",
+    ["embedded", pytest.param("kafka", marks=pytest.mark.kafka)],
+    indirect=True,
 )
 def test_a_stream_is_whole_or_fails_where_a_generator_begins_again(here: Deployment) -> None:
     ways = (here.gateway.response, here.gateway.chat)
@@ -219,7 +221,6 @@ def test_a_killed_gateway_costs_a_payment_a_retry_and_none_with_a_key(here: Depl
         here.ended(waits, *again, paid_max=1 if has_key else 2)
 
 
-@pytest.mark.long  # longer than a gateway may take to end
 def test_a_stopped_gateway_ends_short_answers_and_its_successor_long_ones(here: Deployment) -> None:
     old = here.gateway
     short = [here.ask(way, **SAMPLED) for way in (old.whole, old.response, old.chat)]

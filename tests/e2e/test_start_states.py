@@ -73,6 +73,7 @@ def test_a_service_waits_for_its_brokers_and_for_the_coordinator_of(
         "offsets.topic.replication.factor": 1,
         "transaction.state.log.replication.factor": 1,
         "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 7,  # with 8, group and id share a place
         "min.insync.replicas": 1,
         "broker.session.timeout.ms": 2_000,
         "broker.heartbeat.interval.ms": 500,

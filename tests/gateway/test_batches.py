@@ -230,7 +230,9 @@ def test_with_an_idempotency_key_there_is_one_batch(sdk: openai.OpenAI, asked: R
         sdk.batches.create(input_file_id=other.id, extra_headers=key, **given)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_another_gateway_ends_a_batch_and_asks_nothing_twice(
     asked: Responder, tmp_path: Path, number: signal.Signals
 ) -> None:

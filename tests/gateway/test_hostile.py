@@ -130,8 +130,8 @@ def test_a_flood_of_handshakes_that_never_end_closes_the_oldest(
         are_closed(flood[:140])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("most", [2_000, pytest.param(12_000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("most", [2_000, 12_000])
 def test_ten_thousand_connections_that_wait_take_little_memory_and_others_are_answered(
     responder: Responder, tmp_path: Path, most: int
 ) -> None:

@@ -63,6 +63,7 @@ def test_passages_repeat_in_the_shape_of_ragpulse() -> None:
     assert repeated / len(lists) == pytest.approx(REPEATED_SHARE, abs=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.data
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
