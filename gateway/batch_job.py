@@ -51,7 +51,7 @@ class BatchParts:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a job ended. `outputs`: paths of the answers and of the errors, where there are any."""
+    """How a job ended. `answers`, `errors`: files with its lines; None: it has no such lines."""
 
     request: BatchRequest
     answers: Path | None = None

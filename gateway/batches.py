@@ -33,8 +33,8 @@ AGAIN_S = 15.0
 class Batches:
     """The batches at work here, at most `JOBS_MAX`. For one event loop.
 
-    A gateway takes the batches of its own requests, and others that nobody gave a sign of for
-    `DEAD_S`. Where two take it, the log decides (`Claim`), and questions have the same ids.
+    A gateway takes the batches of its own requests, and those whose last record is older than
+    `DEAD_S`. Where two take one, the log decides (`Claim`), and questions have the same ids.
     """
 
     def __init__(self, parts: BatchParts, models: Sequence[str]) -> None:
@@ -89,7 +89,10 @@ class Batches:
             await asyncio.sleep(LOOK_S)
 
     async def _tell(self) -> None:
-        """Writes records of batches again, where their runner writes none, or one came too late."""
+        """Writes records, so that no other gateway takes a batch whose runner writes none now.
+
+        Writes the end of a batch again, where an older record of its runner came after it.
+        """
         for name in [*self._jobs]:
             batch = self._ledger.batches[name]
             is_ended = batch.request is None or batch.request.ended

@@ -118,7 +118,7 @@ def _placed(file: StoredFile, places: Sequence[Place | None]) -> StoredFile:
     """Returns a file with the place of its pieces."""
     known = [place for place in places if place is not None]
     if len(known) < len(places):
-        raise LostFile("the brokers do not say where the pieces are: is this a Kafka?")
+        raise CarpoolError("the brokers do not say where the pieces of the file are")
     if not known:
         return file
     offsets = [offset for _, offset in known]

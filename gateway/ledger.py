@@ -1,4 +1,4 @@
-"""What the log says of files and batches: a fold of two topics, and writes to them."""
+"""Files and batches as the log has them: keeps the newest record of each, and writes new ones."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from carpool.kafka.records import Message
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from producers.batch.batch_log import SOURCE_NAME, batch_of, batch_record
+from producers.batch.run import READ_AT_ONCE, READING
 from producers.build_query import QueryRecord, packed
 from producers.errors import PublishError
 from producers.match_answers import Place
@@ -29,18 +30,16 @@ from schemas.topics import BATCHES, FILES
 
 log = structlog.get_logger()
 
-READ_AT_ONCE = 500
 POLL_S = 0.2
 RETRY_S = 1.0
-READING = {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 50}
 
 
 class Ledger:
     """Files by id, and batches by id, those of `/v1/batches` alone. Writes are of one event loop.
 
     `changed_s`: when this process saw the last record of a batch, in monotonic seconds. `undone`:
-    batches that have ended, and whose last record does not say so: it is to be written again. A
-    thread follows the topics.
+    batches that have ended although their last record does not say so: their end is to be written
+    again. A thread follows the topics.
     """
 
     def __init__(self, kafka: KafkaSettings, client: ClientSettings, clock: Clock) -> None:

@@ -117,7 +117,7 @@ class Claim:
         elif batch.runner is not None:
             self.is_lost = self.is_lost or batch.runner not in self._displaced
             return
-        self._batch = replace(self._batch, request=batch.request)
+        self._batch = replace(self._batch, request=batch.request or self._batch.request)
         for each in batch.rounds[len(self._plan.rounds) :]:
             self._plan.ask_again(each)
             self._alive_s = 0.0  # the command waits to see it in the record
