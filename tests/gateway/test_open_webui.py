@@ -11,20 +11,14 @@ from gateway.plan.sources import NOT_CITED, source_event
 from schemas.answer import Answer, Citation, Retrieved
 from tests.gateway.test_sdk import CITATIONS, TEXT, in_pieces
 from tests.producers.responder import Responder
+from tests.records import an_answer
 
 ADDRESS_OF: AddressOf = "https://rag.example.org/passages/{}".format
 
 
 def answer_with(*citations: Citation, found: str = "abc") -> Answer:
-    return Answer(
-        query_id="q",
-        status="ok",
-        is_final=True,
-        replayed=False,
-        attempts=1,
-        citations=citations,
-        retrieved=tuple(Retrieved(id=name, score=0.5) for name in found),
-    )
+    retrieved = tuple(Retrieved(id=name, score=0.5) for name in found)
+    return an_answer("q", citations=citations, retrieved=retrieved)
 
 
 def shown(event: Any) -> list[tuple[str, list[str]]]:
