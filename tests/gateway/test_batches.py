@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,13 +23,17 @@ from carpool.kafka.settings import KafkaSettings
 from gateway.batches import JOBS_MAX
 from gateway.keys import key_of
 from gateway.plan.batches import BATCH_FIELDS, FILE_FIELDS
-from producers.batch.batch_log import read_batches
+from producers.batch.batch_log import batch_record, read_batches
+from producers.publish_queries import Publisher
+from producers.settings import ClientSettings
 from schemas.answer import Usage, unanswered
+from schemas.batch import BatchRequest
 from schemas.query import Query
 from schemas.record import Record, Source
 from schemas.topics import QUERIES_BATCH
 from tests.gateway.conftest import started
 from tests.producers.responder import Responder, answer_to
+from tests.records import a_batch
 from tests.waiting import WAIT_S, wait_until
 
 CLOCK = SystemClock()
@@ -388,3 +393,24 @@ def test_an_owner_with_many_batches_makes_room_for_another_one(
         wait_until(lambda: texts <= {query.text for query in asked.seen}, "all are at work")
         assert ended(other, begun(other, line(1, "other"))).status == "completed"
         assert {owner.batches.retrieve(each.id).status for each in many} == {"in_progress"}
+
+
+@pytest.mark.long
+def test_a_batch_older_than_a_day_ends_with_what_it_has(
+    sdk: openai.OpenAI, asked: Responder
+) -> None:
+    file = sdk.files.create(file=("q", line(1, "too late").encode()), purpose="batch")
+    request = BatchRequest(owner="local", endpoint="/v1/responses", input_file_id=file.id)
+    now_us = CLOCK.now_us()
+    begun_ms = now_us // 1_000 - 25 * 3_600_000
+    old = a_batch(uuid.uuid4().hex, request=request, created_ms=begun_ms, runner=None, rounds=())
+    kafka = KafkaSettings(bootstrap=asked.bootstrap)
+    publisher = Publisher(kafka, ClientSettings())
+    publisher.send(batch_record(old, now_us), lambda *_: None)
+    publisher.close(WAIT_S)
+    wait_until(lambda: f"batch_{old.batch_id}" in {each.id for each in sdk.batches.list()}, "known")
+    batch = ended(sdk, sdk.batches.retrieve(f"batch_{old.batch_id}"))
+    assert (batch.status, batch.output_file_id) == ("expired", None)
+    (left,) = lines_of(sdk, batch.error_file_id)
+    assert (left["custom_id"], left["error"]["code"]) == ("c-1", "batch_expired")
+    assert "too late" not in {query.text for query in asked.seen}
